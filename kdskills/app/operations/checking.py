@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from kdskills.app.operations.bundles import rule_findings
+from kdskills.app.operations.bundles import demo_consumers, demo_of
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
@@ -24,6 +24,7 @@ from kdskills.skills import parse_skill, validate_skill
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, printable_path, unreadable_note
 from kdskills.skills.safe_open import is_folder
+from kdskills.turn.near_names import rule_findings
 
 if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
@@ -106,7 +107,7 @@ def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
 def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagnostic], Path, list[Path]]:
     """Return what a bundle's descriptor and discovery say, where its skills lie, and their folders."""
     subsystem = bundles.subsystem(bundle)
-    findings = [*bundle.diagnostics, *rule_findings(bundle)]
+    findings = [*bundle.diagnostics, *rule_findings(bundle, demo_consumers(demo_of(bundle.root)))]
     for consumer in (None, *bundle.descriptor.agents_config):
         findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
     roots = subsystem.snapshot.roots

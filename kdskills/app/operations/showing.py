@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from kdskills.app.operations.bundles import asker_findings, demo_of, meant_id, suggestions, visible_skills
+from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
+from kdskills.turn.near_names import asker_findings, meant_id, suggestions
 
 if TYPE_CHECKING:
     from kdskills.app.identity import Identity, Starter
@@ -46,7 +47,7 @@ class ViewInput(Input):
     def asker_findings(self, subsystem: SkillsSubsystem, context: Context) -> tuple[Diagnostic, ...]:
         """Return a warning when the consumer named in the call is one that nothing of the skills or rules names."""
         local = context.identity.local and self.bundle is not None and self.consumer is not None
-        return asker_findings(subsystem, self.consumer, demo_of(self.bundle)) if local else ()
+        return asker_findings(subsystem, self.consumer, demo_consumers(demo_of(self.bundle))) if local else ()
 
     def consumer_of(self, context: Context) -> str | None:
         """Return the consumer that asks: the one named, else the caller's agent."""
@@ -300,7 +301,7 @@ async def _prompt(
     bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
 ) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
-    from kdskills.app.operations.turns import preview  # nothing else here needs a solver
+    from kdskills.solver.preview import preview  # nothing else here needs a solver
 
     if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
         message = (

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.identity import LOCAL, Identity, Profile, Scope
 
@@ -27,13 +27,6 @@ RUNS: Final = "skills.run_cmd"
 
 #: What a shipped operation finds out when it is first asked for.
 IMPLEMENTED: Final = frozenset({"summary", "input", "output", "errors", "run"})
-
-
-class AuthorFacts(TypedDict):
-    """Who asked for a change and by which request, in the words of what makes changes."""
-
-    who: str
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +49,8 @@ class Context:
     trust: bool = False
 
     @property
-    def author(self) -> AuthorFacts:
-        """The caller and the request, as audit rows name them."""
+    def author(self) -> dict[str, str]:
+        """The caller as `who` and its `request_id`, as audit rows name them."""
         identity = self.identity
         name = f"token:{identity.token}" if identity.token else identity.agent
         return {"who": f"{identity.door}:{name}", "request_id": self.request_id}

@@ -1,37 +1,30 @@
-"""`solver.run`: one turn on a bundle, from the request to a cited answer; `turns.show`: what happened in a turn.
-
-`preview` gives the request a solver would send: a real turn is begun, and what it sends first is kept instead of sent.
-"""
+"""`solver.run`: one turn on a bundle, from the request to a cited answer; `turns.show`: what happened in a turn."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pydantic import SerializeAsAny
 
-from kdskills.app.operations.bundles import asker_findings
+from kdskills.app.operations.bundles import demo_consumers
 from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
-from kdskills.errors import BadRequest, Diagnostic, ExecRefused, MissingExtra
-from kdskills.models import ModelReply, ModelRequest, TextDelta
+from kdskills.errors import BadRequest, Diagnostic, MissingExtra
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import Event, SourcesMerged, Transcript, TurnFinished, read_transcript
 from kdskills.sources import render_citations
+from kdskills.turn.near_names import asker_findings
 
 if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
-    from kdskills.bundle import Bundle
-    from kdskills.execution import Executor
     from kdskills.solver.parts import Wiring
-    from kdskills.solver.turn import Turn
 
 
 class CitedSource(Output):
@@ -219,90 +212,5 @@ async def run(
         files=turn_files if out is None else await asyncio.to_thread(_deliver, result, out),
         transcript=None if out is None else str(out / f"{result.turn_id}.jsonl"),
         unmet=_unmet(demo, result, lacking) if is_demo else (),
-        diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo)),
+        diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo_consumers(demo))),
     )
-
-
-class PromptProbe:
-    """A model provider that keeps the request instead of sending it.
-
-    Args:
-        window: Tokens the real model takes, by which catalogs are cut; None when unknown.
-    """
-
-    name = "preview"
-    replayed = False
-
-    def __init__(self, window: int | None) -> None:
-        self.context_window = window
-        self.request: ModelRequest | None = None
-
-    async def reply(self, request: ModelRequest) -> ModelReply:
-        """Keep *request*, and answer so that the turn ends."""
-        self.request = self.request or request
-        return ModelReply(text="-")
-
-    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
-        """Keep *request*, and answer so that the turn ends."""
-        yield await self.reply(request)
-
-    async def aclose(self) -> None:
-        """Release nothing."""
-
-
-class PreviewWiring:
-    """A wiring of which plugins are not told that a turn begins or ends: there is none.
-
-    Args:
-        wiring: Answers everything else.
-    """
-
-    def __init__(self, wiring: Wiring) -> None:
-        self._wiring = wiring
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the wiring has."""
-        return getattr(self._wiring, name)
-
-    def turn_started(self, turn: Turn) -> None:
-        """Tell nobody."""
-
-    def turn_finished(self, turn: Turn, outcome: TurnResult) -> None:
-        """Tell nobody."""
-
-
-async def preview(
-    wiring: Wiring, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str, executor: str
-) -> tuple[ModelRequest, tuple[Diagnostic, ...]]:
-    """Return what a solver over *bundle* would send first, and what is not as it would be.
-
-    Args:
-        wiring: Makes models and engines.
-        bundle: The bundle; its `tools.py` runs, as in a turn.
-        consumer: Who decides.
-        skills: Skills loaded before the first decision.
-        model: Model string, whose context window bounds the catalog.
-        executor: Name of the engine.
-
-    Raises:
-        ToolCallRefused: A skill cannot be loaded.
-        KdskillsError: As opening a `SolverSystem` raises.
-    """
-    silent = cast("Wiring", PreviewWiring(wiring))
-    findings: tuple[Diagnostic, ...] = ()
-    engine: Executor | None = None
-    try:
-        engine = await silent.executor(executor)
-    except ExecRefused as error:
-        message = f"scripts and generated code are left out, and a turn would not begin: {error.message}"
-        findings = (Diagnostic(error.code, "warning", message),)
-    window = None
-    if model.partition(":")[0] != "replay":  # recordings have none
-        async with aclosing(wiring.model(model)) as provider:
-            window = provider.context_window
-    probe = PromptProbe(window)
-    system = SolverSystem(bundle=bundle, model=probe, executor=engine, settings=SolverSettings(), wiring=silent)
-    async with system:
-        await ReactSolver(system, consumer=consumer).run("(the user's request)", skills=skills)
-    assert probe.request is not None
-    return probe.request, findings

@@ -26,14 +26,12 @@ from kdskills.app.operations.work_outputs import (
     step_of,
     task_row,
     task_snapshot,
-    text_of,
 )
 from kdskills.app.operations.work_run import (
     DAY,
     Arguments,
     CommandWords,
     Env,
-    Program,
     RunInput,
     Seconds,
     SessionId,
@@ -42,6 +40,7 @@ from kdskills.app.operations.work_run import (
     task_spec,
 )
 from kdskills.app.work import ProgressEvent, SkillCall, Snapshot, job_revision, scope_of, task_revision
+from kdskills.execution.streams import text_of
 from kdskills.jobs.model import JobHead, TaskHead
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ JobId = Annotated[str, StringConstraints(min_length=1, max_length=128), Field(de
 Tail = Annotated[int, Field(ge=0, le=MAX_TAIL, description="Bytes of the end of each stream to show.")]
 
 
-class TaskStatusInput(Program, Arguments):
+class TaskStatusInput(Arguments):
     """A task to look at, or a command that asks how something stands."""
 
     task_id: TaskId | None = Field(None, description="Id of a task; may be left out with provider `cmd`.")

@@ -10,10 +10,10 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from kdskills.app.operations.models import Input
@@ -53,7 +53,51 @@ if TYPE_CHECKING:
     from kdskills.jobs.settings import JobsSettings
 
 MAX_ENV: Final = 256
+MAX_STEPS: Final = 256
 DAY: Final = 86_400.0
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def problem(text: str) -> PydanticCustomError:
+    """Return a finding about an argument whose text holds nothing but *text*."""
+    return PydanticCustomError("work", "{text}", {"text": text})
+
+
+def rule(words: Callable[[Any], str | None]) -> AfterValidator:
+    """Return the validator that refuses a value about which *words* has any; they are the finding."""
+
+    def check(value: Any) -> Any:
+        text = words(value)
+        if text:
+            raise problem(text)
+        return value
+
+    return AfterValidator(check)
+
+
+def _path_words(path: str) -> str | None:
+    text = path_problem(path)
+    return f"{path[:80]!r} {text}" if text else None
+
+
+def _env_words(env: dict[str, str]) -> str | None:
+    first = next(iter(call_env_problems(env, MAX_ENV)), None)
+    return None if first is None else f"{first[0].removeprefix('/env').lstrip('/') or 'it'} {first[1]}"
+
+
+def _clash_words(files: tuple[InputFile, ...]) -> str | None:
+    paths = [file.path for file in files]
+    unique = set(paths)
+    if len(unique) != len(paths):
+        return f"a path is given twice: {next(path for path in paths if paths.count(path) > 1)!r}"
+    for path in sorted(unique):
+        parts = path.split("/")
+        above = next((top for depth in range(1, len(parts)) if (top := "/".join(parts[:depth])) in unique), None)
+        if above is not None:
+            return f"{above!r} is both a file and a folder"
+    return None
+
+
 SessionId = Annotated[
     str,
     StringConstraints(pattern=f"^{SESSION_ID.pattern}$"),
@@ -67,7 +111,6 @@ SkillName = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=DAY, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
-CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Arguments(Input):
@@ -85,15 +128,10 @@ class Part(BaseModel):
 class InputFile(Part):
     """A file put into the session's folder before the command starts; exactly one way to say its content."""
 
-    path: str = Field(description="Relative to the session's folder.")
+    path: Annotated[str, rule(_path_words)] = Field(description="Relative to the session's folder.")
     text: str | None = Field(None, description="Content as text, in UTF-8.")
     content_base64: str | None = Field(None, description="Content as bytes, in base64.")
     artifact_id: str | None = Field(None, description="An artifact of the same project.")
-
-    @field_validator("path")
-    @classmethod
-    def _path(cls, value: str) -> str:
-        return _clean(value)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -104,18 +142,16 @@ class InputFile(Part):
         return self
 
 
+def _url_words(path: str) -> str | None:
+    begins = path.startswith("/") and not CONTROL.search(path) and " " not in path
+    return None if begins else "must begin with / and hold no blanks or control characters"
+
+
 class HttpReady(Part):
     """A GET of this path on this port answers below 500."""
 
     port: Port
-    path: str = Field("/", max_length=1024)
-
-    @field_validator("path")
-    @classmethod
-    def _path(cls, value: str) -> str:
-        if not value.startswith("/") or CONTROL.search(value) or " " in value:
-            raise problem("must begin with / and hold no blanks or control characters")
-        return value
+    path: Annotated[str, Field(max_length=1024), rule(_url_words)] = "/"
 
 
 class Ready(Part):
@@ -152,88 +188,31 @@ Words = Annotated[tuple[str, ...], Field(min_length=1, max_length=MAX_ARGS)]
 CommandWords = Annotated[
     str | Words,
     Field(description="Text is run by /bin/sh -c inside the sandbox; a list is program and arguments, with no shell."),
+    rule(lambda words: None if (words if isinstance(words, str) else words[0]).strip() else "is empty"),
 ]
 Workdir = Annotated[
     str,
     Field(
         description="`skill`: the skill's own folder; `session`: the session's folder; else a folder inside that one."
     ),
+    rule(lambda folder: None if folder in {"skill", "session", "."} else _path_words(folder)),
 ]
-Env = Annotated[dict[str, str], Field(description="Environment variables, byte-exact; nothing expands them.")]
+Env = Annotated[
+    dict[str, str], Field(description="Environment variables, byte-exact; nothing expands them."), rule(_env_words)
+]
 Globs = Annotated[
     tuple[str, ...],
     Field(max_length=MAX_GLOBS, description="Paths or globs in the session's folder to keep as artifacts."),
+    rule(lambda globs: next(filter(None, map(_path_words, globs)), None)),
 ]
 Files = Annotated[
-    tuple[InputFile, ...], Field(max_length=MAX_INPUTS, description="Files put into the session's folder first.")
+    tuple[InputFile, ...],
+    Field(max_length=MAX_INPUTS, description="Files put into the session's folder first."),
+    rule(_clash_words),
 ]
 
 
-class Program(BaseModel):
-    """The rules every command obeys, wherever it stands."""
-
-    @field_validator("command", "query_command", check_fields=False)
-    @classmethod
-    def _command(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        if value is not None and not (value if isinstance(value, str) else value[0]).strip():
-            raise problem("is empty")
-        return value
-
-    @field_validator("env", check_fields=False)
-    @classmethod
-    def _env(cls, value: dict[str, str] | None) -> dict[str, str] | None:
-        for path, text in call_env_problems(value or {}, MAX_ENV):
-            raise problem(f"{path.removeprefix('/env').lstrip('/') or 'it'} {text}")
-        return value
-
-    @field_validator("workdir", check_fields=False)
-    @classmethod
-    def _workdir(cls, value: str | None) -> str | None:
-        return value if value is None or value in {"skill", "session", "."} else _clean(value)
-
-    @field_validator("outputs", check_fields=False)
-    @classmethod
-    def _outputs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in value:
-            _clean(pattern)
-        return value
-
-    @field_validator("inputs", check_fields=False)
-    @classmethod
-    def _inputs(cls, value: tuple[InputFile, ...]) -> tuple[InputFile, ...]:
-        for text in _clashes([item.path for item in value]):
-            raise problem(text)
-        return value
-
-
-def problem(text: str) -> PydanticCustomError:
-    """Return a finding about an argument whose text holds nothing but *text*."""
-    return PydanticCustomError("work", "{text}", {"text": text})
-
-
-def _clean(path: str) -> str:
-    text = path_problem(path)
-    if text:
-        raise problem(f"{path[:80]!r} {text}")
-    return path
-
-
-def _clashes(paths: list[str]) -> Iterator[str]:
-    unique = set(paths)
-    if len(unique) != len(paths):
-        yield f"a path is given twice: {next(path for path in paths if paths.count(path) > 1)!r}"
-    for path in sorted(unique):
-        parts = path.split("/")
-        for depth in range(1, len(parts)):
-            above = "/".join(parts[:depth])
-            if above in unique:
-                yield f"{above!r} is both a file and a folder"
-
-
-MAX_STEPS: Final = 256
-
-
-class CommandInput(Program, Arguments):
+class CommandInput(Arguments):
     """A program of a skill, and what it is started with."""
 
     skill_name: SkillName
@@ -271,20 +250,15 @@ class RunServiceInput(CommandInput):
         30.0, gt=0, le=600, allow_inf_nan=False, description="Seconds until it must be ready."
     )
     restart: int = Field(0, ge=0, le=100, description="How often it is started again when it ends by itself.")
-    expose_ports: tuple[Port, ...] = Field(
-        (), max_length=16, description="Ports inside the sandbox to reach from this host."
-    )
+    expose_ports: Annotated[
+        tuple[Port, ...],
+        Field(max_length=16, description="Ports inside the sandbox to reach from this host."),
+        rule(lambda ports: "names a port twice" if len(set(ports)) != len(ports) else None),
+    ] = ()
     on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
 
-    @field_validator("expose_ports")
-    @classmethod
-    def _once(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(value)) != len(value):
-            raise problem("names a port twice")
-        return value
 
-
-class Step(Program, Part):
+class Step(Part):
     """One step of a job."""
 
     name: StepName
@@ -299,27 +273,21 @@ class Step(Program, Part):
     continue_on_error: bool = Field(False, description="Whether the job goes on as if it had succeeded.")  # fmt: skip
 
 
-class StartJobInput(Program, Arguments):
+class StartJobInput(Arguments):
     """Steps of one skill in one session."""
 
     skill_name: SkillName
     session_id: SessionId
-    steps: tuple[Step, ...] = Field(
-        min_length=1, max_length=MAX_STEPS, description="What is run, in order or as a graph."
-    )
+    steps: Annotated[
+        tuple[Step, ...],
+        Field(min_length=1, max_length=MAX_STEPS, description="What is run, in order or as a graph."),
+        rule(lambda steps: graph_problem([(step.name, step.needs) for step in steps])),
+    ]
     workdir: Workdir = "skill"
     env: Env = Field(default_factory=dict)
     max_concurrency: int = Field(1, ge=1, le=64, description="Steps that may run at the same time.")
     max_wall_time_sec: Seconds = Field(1800.0, description="Seconds the whole job may take.")
     on_busy: Literal["wait", "refuse"] = Field("wait", description="As for a command.")
-
-    @field_validator("steps")
-    @classmethod
-    def _graph(cls, value: tuple[Step, ...]) -> tuple[Step, ...]:
-        text = graph_problem([(step.name, step.needs) for step in value])
-        if text is not None:
-            raise problem(text)
-        return value
 
 
 class ActivateInput(Arguments):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.app.operations.work_outputs import Text, text_of
+from kdskills.execution.streams import StreamText, text_of
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60)
 
@@ -49,19 +49,19 @@ def test_any_bytes_become_text(data: bytes, cut: bool, more: bool) -> None:
 @pytest.mark.parametrize(
     ("data", "cut", "more", "expected"),
     [
-        (b"", True, True, Text("")),
-        (b"\xbc", True, False, Text("", skipped=1)),
-        (b"\xbc", False, False, Text("\ufffd")),
-        (b"a\xc3", False, True, Text("a", incomplete=1)),
-        (b"a\xc3", False, False, Text("a\ufffd")),
-        ("ä€😀".encode(), False, True, Text("ä€😀")),
-        ("😀".encode()[:3], False, True, Text("", incomplete=3)),
-        (b"\x80\x80\x80\x80x", True, False, Text("\ufffd" * 4 + "x")),
-        (b"nul\0inside", False, False, Text("nul\0inside")),
-        (b"\xff\xfe", False, True, Text("\ufffd\ufffd")),
-        (b"\xf5", False, True, Text("\ufffd")),
+        (b"", True, True, StreamText("")),
+        (b"\xbc", True, False, StreamText("", skipped=1)),
+        (b"\xbc", False, False, StreamText("\ufffd")),
+        (b"a\xc3", False, True, StreamText("a", incomplete=1)),
+        (b"a\xc3", False, False, StreamText("a\ufffd")),
+        ("ä€😀".encode(), False, True, StreamText("ä€😀")),
+        ("😀".encode()[:3], False, True, StreamText("", incomplete=3)),
+        (b"\x80\x80\x80\x80x", True, False, StreamText("\ufffd" * 4 + "x")),
+        (b"nul\0inside", False, False, StreamText("nul\0inside")),
+        (b"\xff\xfe", False, True, StreamText("\ufffd\ufffd")),
+        (b"\xf5", False, True, StreamText("\ufffd")),
     ],
 )
-def test_edges(data: bytes, cut: bool, more: bool, expected: Text) -> None:
+def test_edges(data: bytes, cut: bool, more: bool, expected: StreamText) -> None:
     """Characters cut in front, begun at the end, and bytes that begin none."""
     assert text_of(data, cut_before=cut, more_after=more) == expected
