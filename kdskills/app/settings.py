@@ -388,12 +388,8 @@ def _not_understood(error: ValidationError) -> SettingsInvalid:
     set_variables = {name.upper() for name in os.environ}
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"])
-        variable = variable_of(".".join(str(part) for part in item["loc"][:2]))
-        variables = [
-            candidate
-            for candidate in (variable, variable_of(str(item["loc"][0]) if item["loc"] else ""))
-            if candidate in set_variables
-        ]
+        candidates = [variable_of(".".join(str(part) for part in item["loc"][:depth])) for depth in (2, 1)]
+        variables = [candidate for candidate in candidates if candidate in set_variables]
         problems[variables[0] if variables else name] = item["msg"]
     words = "; ".join(f"{field}: {problem}" for field, problem in problems.items())
     return SettingsInvalid(f"settings are not understood: {words}", errors=problems)

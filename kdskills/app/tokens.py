@@ -51,13 +51,7 @@ NOBODY: Final = hashlib.sha256(b"").hexdigest()
 class IssuedToken:
     """What is known of a token; the secret is not.
 
-    Attributes:
-        id: Public id, for audit rows, limits and revoking.
-        label: What it is for, in words.
-        identity: Who a caller with it is.
-        created_at: When it was made.
-        created_by: By whom.
-        revoked_at: When it was revoked, or None.
+    `id` is public, for audit rows, limits and revoking; `label` says what it is for, `identity` who a caller with it is.
     """
 
     id: str

@@ -52,7 +52,6 @@ class Pulse:
     """One measurement.
 
     Attributes:
-        measured_at: When it was taken.
         depth: Tasks that wait or run, by state.
         workers: Workers that are not known to be dead.
         lease_age_s: Seconds since the one of them was heard of that was silent longest; 0 without any.

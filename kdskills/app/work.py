@@ -72,12 +72,8 @@ waits, for the store of artifacts."""
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A skill a caller may run commands of, and where they run.
-
-    Attributes:
-        placement: What travels with the work.
-        level: How strong the engine's wall is.
-        has_files: Whether the skill has a folder to start in.
+    """A skill a caller may run commands of: what travels with the work, how strong the engine's wall is, and whether
+    the skill has a folder to start in.
     """
 
     placement: Placement
@@ -417,14 +413,6 @@ class WorkService:
         attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
         return attempt is not None and await asyncio.to_thread(attempt.endpoints_active)
 
-    async def cancel_task(self, identity: Identity, item: str, reason: str) -> bool:
-        """Ask for the end of a task; False when it is over. Raises NotFound."""
-        return await self.client.cancel(TaskHead, scope_of(identity), item, reason, any_agent=identity.may("admin"))
-
-    async def cancel_job(self, identity: Identity, item: str, reason: str) -> bool:
-        """Ask for the end of a job; False when it is over. Raises NotFound."""
-        return await self.client.cancel(JobHead, scope_of(identity), item, reason, any_agent=identity.may("admin"))
-
     async def aclose(self) -> None:
         """Close the connections; running work goes on."""
         self._keeper = None
@@ -445,11 +433,8 @@ MAX_EVENTS: Final = 1024
 class Snapshot:
     """What one look found.
 
-    Attributes:
-        revision: A number that grows with every change of state.
-        output: Bytes printed so far.
-        over: Whether nothing will change any more.
-        facts: What events tell of it.
+    `revision` grows with every change of state, `output` counts bytes printed so far, `over` is whether nothing will change any
+    more, and `facts` are what events tell of it.
     """
 
     revision: int

@@ -38,11 +38,7 @@ def check_project(project: str) -> str:
 class Project:
     """One project.
 
-    Attributes:
-        name: Its name.
-        bundle: Folder of its bundle on the service's machine, or None.
-        generation: Grows with every change of what its agents see.
-        created_at: When it was made.
+    `bundle` is a folder on the service's machine; `generation` grows with every change of what its agents see.
     """
 
     name: str
@@ -55,14 +51,8 @@ class Project:
 class SkillState:
     """An uploaded skill of a project.
 
-    Attributes:
-        name: Its name, which is that of its folder.
-        full_id: What the policy knows it as.
-        enabled: Whether the gate may grant it; uploading and activating never change it.
-        active: The version in use, or None.
-        description: Of the active version, else of the latest.
-        created_at: First upload.
-        changed_at: Last change of any kind.
+    `name` is that of its folder, `full_id` what the policy knows it as; `active` is the version in use, and `description` that
+    version's, else the latest one's. Uploading and activating never change `enabled`, without which the gate grants nothing.
     """
 
     name: str
@@ -79,16 +69,10 @@ class SkillVersion:
     """One version of an uploaded skill.
 
     Attributes:
-        skill: The skill's name.
         version: Hash of the normalised tree.
-        full_id: What the policy knows it as.
-        description: What it says it does.
-        files: All its files.
         tree_digest: The digest without execute bits, as exports and mounts compare it.
         active: Whether it is the one in use.
         pins: How many pieces of running work hold it.
-        created_at: When it was first uploaded.
-        created_by: By whom.
         diagnostics: What was found on upload.
     """
 
@@ -114,13 +98,8 @@ class SkillVersion:
 class UploadReport:
     """What an upload came to.
 
-    Attributes:
-        skill: Name of the skill.
-        version: Hash of its normalised tree.
-        diagnostics: What was left out, and findings about its files.
-        created: Whether the version is new to the project.
-        active: Whether it is the version in use now.
-        enabled: Whether the gate may grant the skill.
+    `diagnostics` tell what was left out, and findings about its files; `created` is whether the version is new to the project,
+    `active` whether it is in use now, `enabled` whether the gate may grant the skill.
     """
 
     skill: str
@@ -300,8 +279,6 @@ class ProjectRows:
         self._project = project
         self.now = micros(now)
 
-    # ---- the project ---------------------------------------------------------------------------------------------
-
     def ensure(self) -> None:
         """Make the project if it is not there, and hold its row until the transaction ends."""
         new = upsert(self._link.dialect.name, PROJECTS).values(project=self._project, generation=0, created_at=self.now)
@@ -325,8 +302,6 @@ class ProjectRows:
         made has none.
         """
         return list(self._link.execute(_IN_USE, {"of": self._project}))
-
-    # ---- skills --------------------------------------------------------------------------------------------------
 
     def skill(self, name: str) -> Any:
         """Return a skill's row. Raises NotFound: There is none, or it was deleted."""
@@ -377,8 +352,6 @@ class ProjectRows:
     def set_skill(self, name: str, **values: Any) -> None:
         """Change a skill's row."""
         self._link.execute(SKILLS.update().where(self._of(SKILLS, name)).values(changed_at=self.now, **values))
-
-    # ---- versions ------------------------------------------------------------------------------------------------
 
     def add_version(self, version: SkillVersion) -> bool:
         """Keep a version; False when it is there already, which then counts as in use again."""
@@ -446,8 +419,6 @@ class ProjectRows:
     def forget_version(self, name: str, version: str) -> None:
         """Remove a version's row."""
         self._link.execute(VERSIONS.delete().where(self._of(VERSIONS, name, version)))
-
-    # ---- pins and audit ------------------------------------------------------------------------------------------
 
     def hold(self, name: str, version: str, holder: str) -> bool:
         """Let *holder* hold a version, which nobody else changes until the transaction ends; False when there is none.

@@ -28,13 +28,7 @@ Build = Callable[..., SkillsSubsystem]
 
 @dataclass(frozen=True, slots=True)
 class ProjectSkills:
-    """A named set of skills with its policy, as operations look at it.
-
-    Attributes:
-        name: Name of the bundle, or of the project.
-        subsystem: Skills and policy.
-        diagnostics: What was found while they were loaded.
-    """
+    """A named set of skills with its policy: of a bundle or a project, and what was found while it was loaded."""
 
     name: str
     subsystem: SkillsSubsystem
@@ -51,10 +45,9 @@ class Uploaded(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ingredients:
-    """What a project's subsystem is made of at one generation.
+    """What a project's subsystem is made of at one generation, which grows with each change.
 
     Attributes:
-        generation: Grows with each change.
         bundle: Folder of the project's bundle, or None.
         descriptor: When the bundle's descriptor was last changed: a bundle is loaded again when it was.
         uploaded: Active versions of uploaded skills.

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kdskills.app.identity import LOCAL
+from kdskills.app.work import scope_of
+from kdskills.jobs.model import TaskHead
 
 BEGIN = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x.zip"\r\nContent-Type: application/zip\r\n\r\n'
 END = b"\r\n--b--\r\n"
@@ -185,7 +187,7 @@ def running(service, archive):
         body = {"skill_name": "public.brief", "command": ["sleep", "600"], "session_id": "s1"}
         task = client.post("/projects/local/tools/skills.run_cmd_async", json=body).json()["task_id"]
     yield token, task
-    service.run(service.host.work.cancel_task(LOCAL, task, "the test is over"))
+    service.run(service.host.work.client.cancel(TaskHead, scope_of(LOCAL), task, "the test is over"))
 
 
 @pytest.mark.needs("bubblewrap")

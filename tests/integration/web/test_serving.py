@@ -389,8 +389,10 @@ def test_streams_end_when_the_service_stops(service, archive):
             until(lambda: drain.idle)
         finally:
             from kdskills.app.identity import LOCAL
+            from kdskills.app.work import scope_of
+            from kdskills.jobs.model import TaskHead
 
-            service.run(service.host.work.cancel_task(LOCAL, task, "the test is over"))
+            service.run(service.host.work.client.cancel(TaskHead, scope_of(LOCAL), task, "the test is over"))
 
 
 def test_questions_to_the_database_are_asked_off_the_loop(service, archive):

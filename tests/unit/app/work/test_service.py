@@ -73,7 +73,7 @@ async def test_a_repeated_call_needs_no_more_room(host: Host) -> None:
         await host.work.submit_task(who, task(who), "k", "other")
     with pytest.raises(TooMuchWork):
         await host.work.submit_task(who, task(who), "new", "b")
-    await host.work.cancel_task(who, first.id, "")
+    await host.work.client.cancel(TaskHead, scope_of(who), first.id, "")
     started = await host.work.submit_job(who, job(who), "k", "b")
     assert (await host.work.submit_job(who, job(who), "k", "b")).id == started.id
     with pytest.raises(TooMuchWork):
