@@ -42,22 +42,12 @@ class AppServerSignal:
 
 @dataclass(frozen=True, slots=True)
 class IncomingCall:
-    """A call of a tool, however it came.
-
-    Attributes:
-        tool: The tool's name, stripped.
-        arguments: Any JSON value.
-        namespace: The tool's namespace, or None.
-        request_id: The handle for the answer, as text; None when there is none to answer under.
-        call_id: The model's id of the call.
-        thread_id: The thread that called.
-        turn_id: The turn that called.
-    """
+    """A call of a tool, however it came; the texts are stripped."""
 
     tool: str
     arguments: Any = None
     namespace: str | None = None
-    request_id: str | None = None
+    request_id: str | None = None  # the handle for the answer, as text; None when there is none to answer under
     call_id: str | None = None
     thread_id: str | None = None
     turn_id: str | None = None

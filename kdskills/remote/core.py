@@ -33,14 +33,10 @@ DRAFT = "draft"
 
 
 class FacadeCore:
-    """The state behind a facade: client, journal and sessions.
+    """The state behind a facade: client, journal and sessions; the arguments are those of the facades.
 
     Args:
-        client: The duck-typed client.
         asynchronous: Whether client and handlers may be awaited; otherwise both block.
-        profile: Lint rules; the client's own when omitted.
-        journal: Stores calls; when omitted, the client's own if it has a backend, else one in memory.
-        max_concurrency: How many handlers may run at the same time.
     """
 
     def __init__(
@@ -58,11 +54,9 @@ class FacadeCore:
         self._profile = profile
         if journal is None and self.backend is not None:
             journal = getattr(client, "journal", None)
+        spool = getattr(client, "spool", None)
         self.dispatcher = RemoteDispatcher(
-            journal,
-            asynchronous=asynchronous,
-            max_concurrency=max_concurrency,
-            spool=getattr(client, "spool", None),
+            journal, asynchronous=asynchronous, max_concurrency=max_concurrency, spool=spool
         )
         self.receipts = Receipts(self.dispatcher.journal)
         self._turnstiles: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -179,13 +173,7 @@ def _answered(function: Callable[..., Any], *arguments: Any, **keywords: Any) ->
 
 
 class SessionCore:
-    """The state behind every handle of one session: registry, last reports, listeners.
-
-    Args:
-        owner: The facade's core.
-        session_id: The server's thread id, or `draft`.
-        draft: Whether this collects skills for a session that does not exist yet.
-    """
+    """The state behind every handle of one session, or of a draft, which collects skills for a session to come."""
 
     def __init__(self, owner: FacadeCore, session_id: str, *, draft: bool = False) -> None:
         self.owner = owner
@@ -204,11 +192,7 @@ class SessionCore:
         self.listeners: tuple[Callable[[AnsweredCall], None], ...] = ()
 
     def live(self) -> None:
-        """Refuse a draft.
-
-        Raises:
-            RuntimeError: There is no session yet.
-        """
+        """Raise `RuntimeError` for a draft: there is no session yet."""
         if self.draft:
             raise RuntimeError("a draft session only collects skills; the session exists once create_session returned")
 

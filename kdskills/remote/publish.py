@@ -288,14 +288,7 @@ async def publish(
     python_tools: Mapping[str, Callable[..., Any]] | None = None,
     renew: Renew | None = None,
 ) -> PublishReport:
-    """Publish the skills of a view in a session; they replace those of an earlier call.
-
-    Args:
-        core: The session.
-        view: The view whose listed skills are published.
-        route: `tools` or `roots`.
-        python_tools: Python functions by tool id; those a skill names become `<skill>__<tool>`.
-        renew: Returns the current view, at each call; without it *view* stays in use.
+    """Publish the skills of a view in a session, as `AsyncRemoteSkillSession.publish` tells.
 
     Raises:
         ValueError: There is no such route.

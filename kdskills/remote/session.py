@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kdskills.errors import Diagnostic
 from kdskills.remote import turns
 from kdskills.remote.calls import (
+    AnsweredCall,
     AppServerSignal,
     IncomingCall,
     RemoteSkillDispatch,
@@ -239,18 +240,33 @@ class AsyncRemoteSkillSession(SessionHandle):
         retry_delay_seconds: float = 0.05,
         **kwargs: Any,
     ) -> RemoteSkillSendResult:
-        """Send one message and answer its calls until its turn has ended."""
-        return await turns.send_and_handle(
-            self._core,
-            request_text,
-            inject_skills=inject_skills,
-            timeout_seconds=timeout_seconds,
-            interval_seconds=interval_seconds,
-            terminal_statuses=terminal_statuses,
-            require_assistant_reply=require_assistant_reply,
-            options=SubmitOptions(max_submit_attempts, retry_delay_seconds),
-            keywords=kwargs,
-        )
+        """Send one message and answer its calls until its turn has ended.
+
+        Raises:
+            ValueError: A time is not positive, or the answer has no `turnId`.
+            WaitTimeoutError: The turn did not end, or its reply did not come, in time.
+            CatalogNotApplied: A backend could not change the catalog; nothing was sent.
+        """
+        core, answered = self._core, list[AnsweredCall]()
+        core.live()
+        if not timeout_seconds > 0 or not interval_seconds > 0:
+            times = f"{timeout_seconds!r} and {interval_seconds!r}"
+            raise ValueError(f"timeout_seconds and interval_seconds must be positive, got {times}")
+        words = [terminal_statuses] if isinstance(terminal_statuses, str) else terminal_statuses
+        terminal = turns.TERMINAL if words is None else frozenset(word.strip().lower() for word in words)
+        with core.listening(answered.append):
+            if core.owner.backend is not None:
+                refuse_unapplied(await change_catalog(core, 90.0, wait=True))
+            accepted = await turns.send(core, request_text, inject_skills=inject_skills, keywords=kwargs)
+            turn_id = text_or_none(accepted.get("turnId")) if isinstance(accepted, Mapping) else None
+            if turn_id is None:
+                raise ValueError("sessions.send_message response missing turnId")
+            pause = turns.pauses(core, turn_id, timeout_seconds, interval_seconds)
+            options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
+            status = await turns.settled(core, turn_id, terminal, options, pause)
+            detail, reply = await turns.reply(core, turn_id, pause, required=require_assistant_reply)
+        dispatches = turns.of_turn(answered, turn_id)
+        return RemoteSkillSendResult(core.session_id, turn_id, dict(accepted), detail, status, reply, dispatches)
 
     async def dispatch_tool_call(
         self, *, tool: str, arguments: Any = None, request_id: object = None, call_id: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from kdskills.remote.calls import (
     IncomingCall,
     Receipt,
     RemoteSkillDispatch,
-    RemoteSkillSendResult,
     call_of,
     rows_of,
     text_or_none,
@@ -35,20 +34,17 @@ from kdskills.remote.ports import (
 )
 from kdskills.remote.registry import TOOLS_KEYWORDS, Layer, inject, wire_tools
 
+Pause = Callable[..., Awaitable[None]]
+
 RETRIED = frozenset({"error", "exception", "malformed"})
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """How often and how patiently an answer is submitted: at least one attempt, never a negative pause.
-
-    Attributes:
-        max_submit_attempts: Attempts.
-        retry_delay_seconds: Pause after the n-th attempt is n times this.
-    """
+    """How often and how patiently an answer is submitted: at least one attempt, never a negative pause."""
 
     max_submit_attempts: int = 3
-    retry_delay_seconds: float = 0.05
+    retry_delay_seconds: float = 0.05  # the pause after the n-th attempt is n times this
 
     @property
     def attempts(self) -> int:
@@ -295,101 +291,56 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     return answer
 
 
-async def send_and_handle(
-    core: SessionCore,
-    text: str,
-    *,
-    inject_skills: bool,
-    timeout_seconds: float,
-    interval_seconds: float,
-    terminal_statuses: str | Iterable[str] | None,
-    require_assistant_reply: bool,
-    options: SubmitOptions,
-    keywords: Mapping[str, Any],
-) -> RemoteSkillSendResult:
-    """Send one message and answer its calls until its turn has ended.
-
-    Raises:
-        ValueError: A time is not positive, or the answer has no `turnId`.
-        WaitTimeoutError: The turn did not end, or its reply did not come, in time.
-        CatalogNotApplied: A backend could not change the catalog; nothing was sent.
-    """
-    core.live()
-    if not timeout_seconds > 0 or not interval_seconds > 0:
-        raise ValueError(
-            f"timeout_seconds and interval_seconds must be positive, got {timeout_seconds!r} and {interval_seconds!r}"
-        )
-    words = [terminal_statuses] if isinstance(terminal_statuses, str) else terminal_statuses
-    terminal = TERMINAL if words is None else frozenset(word.strip().lower() for word in words)
-    answered_calls: list[AnsweredCall] = []
-    with core.listening(answered_calls.append):
-        if core.owner.backend is not None:
-            refuse_unapplied(await change_catalog(core, 90.0, wait=True))
-        accepted = await send(core, text, inject_skills=inject_skills, keywords=keywords)
-        turn_id = text_or_none(accepted.get("turnId")) if isinstance(accepted, Mapping) else None
-        if turn_id is None:
-            raise ValueError("sessions.send_message response missing turnId")
-        wait = _SentTurn(core, turn_id, time.monotonic() + timeout_seconds, interval_seconds)
-        status = await wait.ended(terminal, options)
-        try:  # for clients that do not report the end of turns
-            await core.owner.turn_ended(core.session_id, turn_id, status.lower())
-        except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
-            what = "the turn's answers could not be noted as seen, the journal does not answer"
-            core.note("outcomes_unknown", f"{what}: {error}")
-        detail, reply = await wait.reply(required=require_assistant_reply)
-    return RemoteSkillSendResult(
-        core.session_id, turn_id, dict(accepted), detail, status, reply, _of_turn(answered_calls, turn_id)
-    )
+async def settled(
+    core: SessionCore, turn_id: str, terminal: frozenset[str], options: SubmitOptions, pause: Pause
+) -> str:
+    """Answer calls until the turn's status is terminal, and return it."""
+    ask = core.owner.client.wait.turn_status
+    while True:
+        await drain(core, options)
+        status = status_of(await core.owner.call(ask, session_id=core.session_id, turn_id=turn_id))
+        if status is not None and status.lower() in terminal:
+            break
+        await pause(f"the turn did not end in time; its last status is {status}", status=status)
+    try:  # for clients that do not report the end of turns
+        await core.owner.turn_ended(core.session_id, turn_id, status.lower())
+    except Exception as error:  # noqa: BLE001 - the turn's result does not depend on the journal
+        what = "the turn's answers could not be noted as seen, the journal does not answer"
+        core.note("outcomes_unknown", f"{what}: {error}")
+    return status
 
 
-class _SentTurn:
-    """Waits for one turn."""
-
-    def __init__(self, core: SessionCore, turn_id: str, until: float, interval_seconds: float) -> None:
-        self._core = core
-        self._turn_id = turn_id
-        self._until = until
-        self._interval = interval_seconds
-
-    async def ended(self, terminal: frozenset[str], options: SubmitOptions) -> str:
-        """Answer calls until the status is terminal, and return it."""
-        core, turn_id = self._core, self._turn_id
-        while True:
-            await drain(core, options)
-            ask = core.owner.client.wait.turn_status
-            status = status_of(await core.owner.call(ask, session_id=core.session_id, turn_id=turn_id))
-            if status is not None and status.lower() in terminal:
-                return status
-            await self._pause(f"the turn did not end in time; its last status is {status}", status=status)
-
-    async def reply(self, *, required: bool) -> tuple[JsonObject | None, JsonObject | None]:
-        """Return the session and the turn's reply; waits for the reply only if it is required."""
-        while True:
-            detail = await self._detail(required=required)
-            reply = reply_of(detail, self._turn_id)
-            if reply is not None or not required:
-                return detail, reply
-            await self._pause("the turn ended without a complete assistant reply")
-
-    async def _detail(self, *, required: bool) -> JsonObject | None:
-        core = self._core
-        get = getattr(core.owner.client.sessions, "get", None)
-        if not callable(get):
-            return None
+async def reply(
+    core: SessionCore, turn_id: str, pause: Pause, *, required: bool
+) -> tuple[JsonObject | None, JsonObject | None]:
+    """Return the session and the turn's reply; waits for the reply only if it is required."""
+    get = getattr(core.owner.client.sessions, "get", None)
+    while True:
+        detail = None
         try:
-            answer = await core.owner.call(get, session_id=core.session_id)
+            answer = await core.owner.call(get, session_id=core.session_id) if callable(get) else None
+            detail = dict(answer) if isinstance(answer, Mapping) else None
         except Exception as error:
             if required:
                 raise
             core.note("session_unreadable", f"sessions.get failed after the turn: {error}")
-            return None
-        return dict(answer) if isinstance(answer, Mapping) else None
+        found = reply_of(detail, turn_id)
+        if found is not None or not required:
+            return detail, found
+        await pause("the turn ended without a complete assistant reply")
 
-    async def _pause(self, late: str, **facts: Any) -> None:
-        seconds_left = self._until - time.monotonic()
+
+def pauses(core: SessionCore, turn_id: str, timeout_seconds: float, interval_seconds: float) -> Pause:
+    """Return a function that pauses between two looks at a turn; when the time is up, it raises `WaitTimeoutError` with its text."""
+    until = time.monotonic() + timeout_seconds
+
+    async def pause(late: str, **facts: Any) -> None:
+        seconds_left = until - time.monotonic()
         if seconds_left <= 0:
-            raise WaitTimeoutError(late, session_id=self._core.session_id, turn_id=self._turn_id, **facts)
-        await asyncio.sleep(min(self._interval, seconds_left))
+            raise WaitTimeoutError(late, session_id=core.session_id, turn_id=turn_id, **facts)
+        await asyncio.sleep(min(interval_seconds, seconds_left))
+
+    return pause
 
 
 def status_of(answer: object) -> str | None:
@@ -412,7 +363,7 @@ def reply_of(detail: JsonObject | None, turn_id: str) -> JsonObject | None:
     return None
 
 
-def _of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
+def of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
     """Return the drained calls and the turn's calls answered otherwise; a call that arrived both ways counts once."""
     dispatches = [call.dispatch for call in answered_calls if call.drained or call.turn_id == turn_id]
     answered = {item.call_key for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status}
@@ -537,10 +488,9 @@ async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: boo
 async def _by_resume(
     core: SessionCore, tools: list[JsonObject], timeout_seconds: float, *, prepare: bool
 ) -> JsonObject:
-    began = time.monotonic()
-    first = _Bootstrap(core, timeout_seconds)
+    began, bootstrapped = time.monotonic(), False
     if prepare:
-        answer = await _resume_prepared(core, tools, first)
+        answer, bootstrapped = await _resume_prepared(core, tools, timeout_seconds)
     else:
         answer = await _resume(core, tools)
     before, after = ({qualified_name(tool): tool for tool in side} for side in (core.pushed or (), tools))
@@ -554,7 +504,7 @@ async def _by_resume(
         "added": sorted(name for name, tool in after.items() if before.get(name) != tool),
         "removed": sorted(before.keys() - after.keys()),
         "duration_ms": round((time.monotonic() - began) * 1000, 3),
-        "materialized_now": first.done,
+        "materialized_now": bootstrapped,
     }
     status = answer.get("status") if isinstance(answer, Mapping) else None
     if status not in {None, "ok"}:
@@ -569,18 +519,22 @@ async def _resume(core: SessionCore, tools: list[JsonObject]) -> Any:
     return await core.owner.call(resume, session_id=core.session_id, dynamic_tools=copy.deepcopy(tools))
 
 
-async def _resume_prepared(core: SessionCore, tools: list[JsonObject], first: _Bootstrap) -> Any:
-    if await _unmaterialized(core):
-        await first.run()
+async def _resume_prepared(core: SessionCore, tools: list[JsonObject], timeout_seconds: float) -> tuple[Any, bool]:
+    """Resume; a thread without a rollout file is bootstrapped before, once. Returns the answer and whether it was."""
+    bootstrapped = await _unmaterialized(core)
+    if bootstrapped:
+        await _bootstrap(core, timeout_seconds)
     for attempt in range(1, RESUME_TRIES + 1):
         try:
-            return await _resume(core, tools)
+            return await _resume(core, tools), bootstrapped
         except Exception as error:
             if attempt == RESUME_TRIES or not says_no_rollout(error):
                 raise
-            if first.done:
+            if bootstrapped:
                 await asyncio.sleep(RETRY_SECONDS * attempt)
-            await first.run()
+            else:
+                bootstrapped = True
+                await _bootstrap(core, timeout_seconds)
     raise AssertionError("the last try returns or raises")
 
 
@@ -611,28 +565,17 @@ def says_no_rollout(error: BaseException) -> bool:
     return any(NO_ROLLOUT in text.lower() for text in texts)
 
 
-@dataclass(slots=True)
-class _Bootstrap:
-    """A one-line turn that makes the server write the rollout file and is rolled back; once per `prepare_catalog`."""
-
-    core: SessionCore
-    timeout_seconds: float
-    done: bool = False
-
-    async def run(self) -> None:
-        """Run the turn unless it ran before."""
-        if self.done:
-            return
-        self.done = True
-        core, client, call = self.core, self.core.owner.client, self.core.owner.call
-        answer = await call(client.sessions.send_message, session_id=core.session_id, text=BOOTSTRAP_TEXT)
-        turn_id = answer.get("turnId") if isinstance(answer, Mapping) else None
+async def _bootstrap(core: SessionCore, timeout_seconds: float) -> None:
+    """Make the server write the rollout file, by a one-line turn that is rolled back."""
+    client, call, session_id = core.owner.client, core.owner.call, core.session_id
+    answer = await call(client.sessions.send_message, session_id=session_id, text=BOOTSTRAP_TEXT)
+    turn_id = answer.get("turnId") if isinstance(answer, Mapping) else None
+    try:
+        if turn_id:
+            times = {"timeout_seconds": timeout_seconds, "interval_seconds": 0.25}
+            await call(client.wait.assistant_reply, session_id=session_id, turn_id=turn_id, **times)
+    finally:
         try:
-            if turn_id:
-                times = {"timeout_seconds": self.timeout_seconds, "interval_seconds": 0.25}
-                await call(client.wait.assistant_reply, session_id=core.session_id, turn_id=turn_id, **times)
-        finally:
-            try:
-                await call(client.sessions.rollback, session_id=core.session_id, num_turns=1)
-            except Exception as error:  # noqa: BLE001 - a turn that stays in the history harms nothing
-                core.note("bootstrap_not_taken_back", f"the bootstrap message stays in the history: {error}")
+            await call(client.sessions.rollback, session_id=session_id, num_turns=1)
+        except Exception as error:  # noqa: BLE001 - a turn that stays in the history harms nothing
+            core.note("bootstrap_not_taken_back", f"the bootstrap message stays in the history: {error}")

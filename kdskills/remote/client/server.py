@@ -44,10 +44,7 @@ class ReconnectBudget:
     """The pauses between attempts: doubled each time, within one budget of seconds.
 
     A connection that lasted as long as the whole budget starts a new budget. One that is lost earlier continues the old budget,
-    so that a server that dies at every start is not restarted for ever.
-
-    Args:
-        seconds: The budget; with 0 there are no attempts.
+    so that a server that dies at every start is not restarted for ever. With a budget of 0 seconds there are no attempts.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -175,9 +172,8 @@ class ClientOptions:
             if value not in get_args(allowed):
                 raise BadRequest(f"{name} is one of {', '.join(get_args(allowed))}, not {value!r}", option=name)
         if not 0 <= self.reconnect_s < float("inf"):
-            raise BadRequest(
-                f"reconnect_s is a number of seconds, 0 or more, not {self.reconnect_s!r}", option="reconnect_s"
-            )
+            words = f"reconnect_s is a number of seconds, 0 or more, not {self.reconnect_s!r}"
+            raise BadRequest(words, option="reconnect_s")
 
 
 def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | None) -> dict[str, str]:
@@ -191,23 +187,13 @@ def child_environment(home: str | os.PathLike[str], env: Mapping[str, str] | Non
 
 
 def app_server_command(binary: str, config: Mapping[str, Any] | None, arguments: Sequence[str] = ()) -> list[str]:
-    """Return the command line: `binary app-server -c key=value …`.
-
-    Args:
-        binary: A path, or a name found in the `PATH`.
-        config: Values of the server's configuration by dotted key, written as TOML.
-        arguments: Further arguments at the end.
-    """
+    """Return the command line: `binary app-server -c key=value …`, with the configuration's values written as TOML."""
     overrides = [part for key, value in (config or {}).items() for part in ("-c", f"{key}={toml(value)}")]
     return [binary, "app-server", *overrides, *arguments]
 
 
 def toml(value: Any) -> str:
-    """Return a value as TOML on one line.
-
-    Raises:
-        BadRequest: A value TOML has no word for.
-    """
+    """Return a value as TOML on one line; raises `BadRequest` for a value TOML has no word for."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -219,9 +205,8 @@ def toml(value: Any) -> str:
         return "{" + ",".join(f"{key}={toml(item)}" for key, item in zip(keys, value.values(), strict=True)) + "}"
     if isinstance(value, Sequence):
         return "[" + ",".join(toml(item) for item in value) + "]"
-    raise BadRequest(
-        f"a configuration value is text, a number, a bool, a list or a mapping, not {type(value).__name__}"
-    )
+    kind = type(value).__name__
+    raise BadRequest(f"a configuration value is text, a number, a bool, a list or a mapping, not {kind}")
 
 
 def camel(name: str) -> str:

@@ -16,7 +16,7 @@ import signal
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -78,9 +78,8 @@ def id_key(raw_id: RawId) -> IdKey:
 
 def encode(message: JsonObject) -> bytes:
     """Return the message as one line without its end; line breaks inside strings are escaped by JSON itself."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        "utf-8", "surrogatepass"
-    )
+    text = json.dumps(message, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def decode(line: bytes | str) -> Message:
@@ -116,21 +115,12 @@ class LineTooLong(ValueError):
 
 
 class LineBuffer:
-    """Splits a stream of bytes into lines of any length, in time linear to their size.
-
-    Args:
-        limit: Longest line in bytes.
-    """
+    """Splits a stream of bytes into lines of at most *limit* bytes, in time linear to their size."""
 
     def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
         self._parts: list[bytes] = []
-        self._pending_bytes = 0
+        self.pending_bytes = 0  # of an unfinished line
         self._limit = limit
-
-    @property
-    def pending_bytes(self) -> int:
-        """How many bytes of an unfinished line are buffered."""
-        return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the lines this chunk completes, without their ends; blank ones are left out.
@@ -143,15 +133,15 @@ class LineBuffer:
         for piece in ended:
             self._parts.append(piece)
             line = b"".join(self._parts)
-            self._parts, self._pending_bytes = [], 0
+            self._parts, self.pending_bytes = [], 0
             if len(line) > self._limit:
                 raise LineTooLong(f"a line of {len(line)} bytes")
             if line.strip():
                 lines.append(line)
         if tail:
             self._parts.append(tail)
-            self._pending_bytes += len(tail)
-        if self._pending_bytes > self._limit:
+            self.pending_bytes += len(tail)
+        if self.pending_bytes > self._limit:
             raise LineTooLong(f"more than {self._limit} bytes without an end of line")
         return lines
 
@@ -163,13 +153,8 @@ INVALID_REQUEST = -32600
 class Peer:
     """One connection, driven by one reading task.
 
-    Callbacks run on the reading task in the order of the wire; they must not wait.
-
-    Args:
-        transport: What carries the messages.
-        on_request: Called with each request of the server, which the callee must answer.
-        on_notification: Called with each notification.
-        on_closed: Runs once, when the connection ended.
+    Callbacks run on the reading task in the order of the wire and must not wait: *on_request* with each request of the server,
+    which the callee must answer, *on_notification* with each notification, and once *on_closed*, when the connection ended.
     """
 
     def __init__(
@@ -218,9 +203,8 @@ class Peer:
         except TimeoutError as problem:
             if isinstance(problem, WaitTimeoutError):
                 raise
-            raise WaitTimeoutError(
-                f"the app-server did not answer {method} within {timeout_s:g} s", method=method
-            ) from None
+            words = f"the app-server did not answer {method} within {timeout_s:g} s"
+            raise WaitTimeoutError(words, method=method) from None
         finally:
             self._waiting.pop(key, None)
             if future.done() and not future.cancelled():
@@ -261,20 +245,17 @@ class Peer:
     async def _read(self) -> None:
         try:
             while (payload := await self._transport.receive()) is not None:
-                self._take(payload)
+                match decode(payload):
+                    case Reply() as answer:
+                        self._settle(answer)
+                    case Request() as request:
+                        self._on_request(request)
+                    case Notification() as notification:
+                        self._on_notification(notification)
+                    case Malformed():
+                        self.malformed += 1
         finally:
             self._end()
-
-    def _take(self, payload: bytes) -> None:
-        match decode(payload):
-            case Reply() as answer:
-                self._settle(answer)
-            case Request() as request:
-                self._on_request(request)
-            case Notification() as notification:
-                self._on_notification(notification)
-            case Malformed():
-                self.malformed += 1
 
     def _settle(self, answer: Reply) -> None:
         method, future = self._waiting.get(id_key(answer.id), ("", None))
@@ -319,21 +300,13 @@ def new_epoch() -> str:
 
 @dataclass(slots=True)
 class PendingCall:
-    """One tool call of the server.
+    """One tool call of the server."""
 
-    Attributes:
-        handle: Connection epoch and raw id; the `request_id` of signals and rows.
-        raw_id: The id as it goes back on the wire.
-        params: The call's params.
-        state: Whether it is answered.
-        claimed: Whether the client itself is answering the call, so that `rows` leaves it out.
-    """
-
-    handle: str
-    raw_id: RawId
+    handle: str  # connection epoch and raw id; the `request_id` of signals and rows
+    raw_id: RawId  # as it goes back on the wire
     params: JsonObject
-    state: PendingState = field(default="pending")
-    claimed: bool = False
+    state: PendingState = "pending"
+    claimed: bool = False  # the client itself is answering the call, so that `rows` leaves it out
 
     @property
     def thread_id(self) -> str:
@@ -347,11 +320,7 @@ class PendingCall:
 
 
 class PendingCalls:
-    """The pending calls of one connection; safe to use from several threads.
-
-    Args:
-        epoch: The connection's name.
-    """
+    """The pending calls of one connection, which *epoch* names; safe to use from several threads."""
 
     def __init__(self, epoch: str) -> None:
         self.epoch = epoch
