@@ -123,12 +123,9 @@ def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagno
     for folder in folders:
         path = folder.relative_to(root)
         if len(path.parts) > 2:
-            message = (
-                f"{printable_path(path.as_posix())} lies deeper than <namespace>/<skill>, so that no agent gets it."
-            )
-            findings.append(
-                Diagnostic("skill_too_deep", "warning", message, printable_path((path / "SKILL.md").as_posix()))
-            )
+            skill_path, skill_file = printable_path(path.as_posix()), printable_path((path / "SKILL.md").as_posix())
+            message = f"{skill_path} lies deeper than <namespace>/<skill>, so that no agent gets it."
+            findings.append(Diagnostic("skill_too_deep", "warning", message, skill_file))
     return findings, root, folders
 
 
@@ -163,16 +160,14 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
         skill_findings += answers.check_skill(skill) if skill is not None else ()
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
-    errors, warnings, infos = (sum(d.severity == name for d in unique) for name in ("error", "warning", "info"))
+    counts = {f"{name}s": sum(d.severity == name for d in unique) for name in ("error", "warning", "info")}
     return CheckOutput.of(
         path=printable_path(str(path)),
         kind=kind,
         verdict=arguments.verdict,
         skills=len(folders),
-        errors=errors,
-        warnings=warnings,
-        infos=infos,
-        ok=errors == 0,
+        **counts,
+        ok=counts["errors"] == 0,
         diagnostics=unique,
     )
 

@@ -365,17 +365,14 @@ async def create_token(
         words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
         raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
     days = arguments.expires_in_days
+    facts = arguments.model_dump(include={"label", "allowed_tools", "person", "tools"}) | context.author
     token, text = await tokens.create(
         project,
         arguments.agent,
         arguments.scopes,
-        label=arguments.label,
-        allowed_tools=arguments.allowed_tools,
         limits=TokenLimits(arguments.requests_per_minute, arguments.concurrent_work, arguments.body_bytes),
         expires_at=None if days is None else utc_now() + timedelta(days=days),
-        person=arguments.person,
-        tools=arguments.tools,
-        **context.author,
+        **facts,
         maker=context.identity,
     )
     return _token_out(NewTokenOut, token, token=text)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -298,6 +298,7 @@ class ActivateInput(Arguments):
     timeout_sec: float = Field(60.0, gt=0, le=600, allow_inf_nan=False, description="Seconds it may take.")
 
 
+Started = TypeVar("Started", bound=StartedOutput)
 OURS = {"LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """What every command finds in its environment, before its own; PATH, HOME and TMPDIR are the engine's."""
 
@@ -347,13 +348,9 @@ def task_spec(
     else:
         # How to tell that it is ready travels flat: the one of its three forms that is given.
         ready = arguments.ready and (arguments.ready.http or arguments.ready).model_dump(exclude_none=True)
+        facts = arguments.model_dump(include={"restart", "expose_ports"})
         service = ServiceSpec.model_validate(
-            {
-                "ready": ready,
-                "startup_timeout_s": arguments.startup_timeout_sec,
-                "restart": arguments.restart,
-                "expose_ports": arguments.expose_ports,
-            }
+            {"ready": ready, "startup_timeout_s": arguments.startup_timeout_sec, **facts}
         )
     return TaskSpec(
         scope=scope,
@@ -498,40 +495,36 @@ def early_failure(head: TaskHead) -> KdskillsError:
 
 async def run_cmd_async(work: WorkService, arguments: RunAsyncInput, context: Context) -> StartedOutput:
     """Start a command in the background."""
-    return StartedOutput(**await _started(work, "skills.run_cmd_async", arguments, context))
+    return await _started(StartedOutput, work, "skills.run_cmd_async", arguments, context)
 
 
 async def run_service(work: WorkService, arguments: RunServiceInput, context: Context) -> ServiceOutput:
     """Start a program that stays up."""
-    facts = await _started(work, "skills.run_service", arguments, context)
-    return ServiceOutput(
-        **facts, exposed_endpoints=tuple(ExposedEndpoint(port=port) for port in arguments.expose_ports)
-    )
+    endpoints = tuple(ExposedEndpoint(port=port) for port in arguments.expose_ports)
+    return await _started(ServiceOutput, work, "skills.run_service", arguments, context, exposed_endpoints=endpoints)
 
 
 async def _started(
-    work: WorkService, operation: str, arguments: RunAsyncInput | RunServiceInput, context: Context
-) -> dict[str, Any]:
-    """Submit a task, and return what is told of it."""
+    model: type[Started],
+    work: WorkService,
+    operation: str,
+    arguments: RunAsyncInput | RunServiceInput,
+    context: Context,
+    **facts: Any,
+) -> Started:
+    """Submit a task, and return what is told of it, *facts* among that."""
     run_place = await _run_place(work, operation, arguments, context)
-    placement = run_place.placement
     if isinstance(arguments, RunServiceInput) and run_place.level == IsolationLevel.VM:
         raise ExecRefused(
-            f"services need an engine of this machine; {placement.engine} is remote",
+            f"services need an engine of this machine; {run_place.placement.engine} is remote",
             code="service_not_supported",
             who="caller",
         )
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash(operation, arguments, spec.scope)
     head = await work.submit_task(context.identity, spec, context.idempotency_key, body)
-    return {
-        "task_id": head.id,
-        "mode": head.mode,
-        "status": "queued",
-        "session_id": head.spec.session_id,
-        "workdir": workdir_of(head.spec.command.cwd),
-        "skill_name": head.spec.placement.skill_name,
-    }
+    facts |= {"task_id": head.id, "status": "queued", "workdir": workdir_of(head.spec.command.cwd)}
+    return model.of(head, head.spec, head.spec.placement, **facts)
 
 
 async def start_job(work: WorkService, arguments: StartJobInput, context: Context) -> StartedJobOutput:
