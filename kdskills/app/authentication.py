@@ -5,9 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.identity import OPEN_SCOPES, Identity
@@ -149,12 +147,6 @@ class RateLimited(CallerMustAct):
     code = "rate_limited"
 
 
-@dataclass(slots=True)
-class _Bucket:
-    tokens: float
-    filled_at: float
-
-
 class RequestLimits:
     """Counts requests by token: a bucket that fills at the allowed rate and holds a minute's worth.
 
@@ -166,7 +158,7 @@ class RequestLimits:
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._size = float(per_minute)
         self._clock = clock
-        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._buckets: dict[str, tuple[float, float]] = {}  # what is left in it and when; the last used stands last
 
     def count(self, identity: Identity) -> None:
         """Count one request.
@@ -180,13 +172,11 @@ class RequestLimits:
             return
         now, rate = self._clock(), size / 60
         key = identity.token or f"{identity.project}/{identity.agent}"
-        bucket = self._buckets.setdefault(key, _Bucket(size, now))
-        self._buckets.move_to_end(key)
+        left, filled_at = self._buckets.pop(key, (size, now))
+        left = min(size, left + (now - filled_at) * rate)
+        self._buckets[key] = (left - 1 if left >= 1 else left, now)
         while len(self._buckets) > MAX_BUCKETS:
-            self._buckets.popitem(last=False)
-        bucket.tokens = min(size, bucket.tokens + (now - bucket.filled_at) * rate)
-        bucket.filled_at = now
-        if bucket.tokens < 1:
-            wait = max(1, round((1 - bucket.tokens) / rate + 0.5))
+            del self._buckets[next(iter(self._buckets))]
+        if left < 1:
+            wait = max(1, round((1 - left) / rate + 0.5))
             raise RateLimited(f"more requests than this token allows: wait {wait} s", retry_after=wait)
-        bucket.tokens -= 1

@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cached_property
@@ -198,18 +198,26 @@ class Telemetry:
     @contextmanager
     def operation(self, name: str, door: str) -> Iterator[None]:
         """Measure one operation; a refusal is counted by its code, and its words are told to nobody."""
+        try:
+            from opentelemetry import trace
+        except ImportError:
+            opened: AbstractContextManager[Any] = nullcontext()
+        else:
+            facts = {"kdskills.operation": name, "kdskills.door": door}
+            opened = trace.get_tracer(NAME).start_as_current_span(
+                f"operation {name}", attributes=facts, record_exception=False, set_status_on_exception=False
+            )
         began, outcome = time.monotonic(), "ok"
-        with self._span(name, door) as failed:
+        with opened as span:
             try:
                 yield
-            except KdskillsError as error:
-                outcome = error.code
-                failed(outcome)
-                self._tell(REFUSALS, 1, operation=name, code=outcome, door=door)
-                raise
             except BaseException as error:
-                outcome = type(error).__name__
-                failed(outcome)
+                outcome = error.code if isinstance(error, KdskillsError) else type(error).__name__
+                if span is not None:
+                    span.set_attribute("error.type", outcome)
+                    span.set_status(trace.Status(trace.StatusCode.ERROR))
+                if isinstance(error, KdskillsError):
+                    self._tell(REFUSALS, 1, operation=name, code=outcome, door=door)
                 raise
             finally:
                 self._tell(CALLS, time.monotonic() - began, operation=name, door=door, outcome=outcome)
@@ -226,22 +234,3 @@ class Telemetry:
         self._tell(LEASE, measurement.lease_age_s)
         for run in measurement.ran:
             self.ran(run.engine, run.status, run.seconds)
-
-    @contextmanager
-    def _span(self, name: str, door: str) -> Iterator[Any]:
-        try:
-            from opentelemetry import trace
-        except ImportError:
-            yield lambda code: None
-            return
-        facts = {"kdskills.operation": name, "kdskills.door": door}
-        tracer = trace.get_tracer(NAME)
-        with tracer.start_as_current_span(
-            f"operation {name}", attributes=facts, record_exception=False, set_status_on_exception=False
-        ) as span:
-
-            def failed(code: str) -> None:
-                span.set_attribute("error.type", code)
-                span.set_status(trace.Status(trace.StatusCode.ERROR))
-
-            yield failed
