@@ -396,24 +396,19 @@ class Attempt:
             early_verdict = self.verdict()
             if early_verdict is not None:
                 return early_verdict
-            trouble = await self._reap()
+            trouble = ""  # what could not be ended of what the engine left of dead runners, in words for the verdict
+            try:
+                if self._starter is not None:
+                    await self._starter.reap(self.order.spec.placement.engine)
+            except ExecFailed as error:
+                trouble = error.message
+                _LOG.warning("%s attempt %d: %s", self.order.task_id, self.order.attempt, trouble)
             await asyncio.to_thread(shim.settle, self.folder, trouble)
         finally:
             os.close(lock)
         verdict = self.verdict()
         assert verdict is not None
         return verdict
-
-    async def _reap(self) -> str:
-        """End what the engine left of dead runners; return what could not be ended, in words for the verdict."""
-        if self._starter is None:
-            return ""
-        try:
-            await self._starter.reap(self.order.spec.placement.engine)
-        except ExecFailed as error:
-            _LOG.warning("%s attempt %d: %s", self.order.task_id, self.order.attempt, error.message)
-            return error.message
-        return ""
 
 
 def _send(fd: int | None, number: int) -> None:

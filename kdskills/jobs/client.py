@@ -227,7 +227,8 @@ class JobsClient:
         """Return a task or job of *scope*. Raises NotFound."""
         work = await self.work()
         head = await work.database.read(lambda link: work.records.head(link, kind, item))
-        if head is None or not _owns(scope, head, any_agent=any_agent):
+        whose = ("tenant", "project") if any_agent else ("tenant", "project", "agent")
+        if head is None or any(getattr(head.scope, name) != getattr(scope, name) for name in whose):
             raise NotFound(f"there is no {kind.KIND} {item[:200]!r}", id=item[:200])
         await self._serve_unfinished(head)
         return head
@@ -328,12 +329,6 @@ class JobsClient:
                 await self.ensure_worker()
             except KdskillsError as error:
                 _LOG.warning("work waits for a worker: %s", error.message)
-
-
-def _owns(scope: Scope, head: WorkHead, *, any_agent: bool) -> bool:
-    owner = head.scope
-    in_project = (owner.tenant, owner.project) == (scope.tenant, scope.project)
-    return in_project and (any_agent or owner.agent == scope.agent)
 
 
 def _refuse_busy(work: Work, link: sa.Connection, session_key: str, item: str) -> None:

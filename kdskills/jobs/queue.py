@@ -154,7 +154,10 @@ class WorkQueue:
         if not self._alone(link, executor):
             return ClaimedWork()
         if self._limit is not None:
-            free = max(0, self._limit - self._running(link))
+            table = self._records.table("task")  # exact, because claims happen one at a time
+            batch = (in_states(table, _ACTIVE), table.c.mode == "batch")
+            running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
+            free = max(0, self._limit - running)
             capacity = replace(capacity, batch=min(capacity.batch, free))
         rows = self._candidates(link, executor, capacity, in_hand)
         room = capacity.by_mode
@@ -288,12 +291,6 @@ class WorkQueue:
         if self._pooled:
             reach = reach | (table.c.home.is_(None) & table.c.host.not_in(self._roster.occupied()))
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
-
-    def _running(self, link: sa.Connection) -> int:
-        """Return how many commands run in the whole pool; exact, because claims happen one at a time."""
-        table = self._records.table("task")
-        count = sa.select(sa.func.count()).select_from(table).where(in_states(table, _ACTIVE), table.c.mode == "batch")
-        return int(link.execute(count).scalar_one())
 
     def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
         """Change tasks and return their heads as they are then."""

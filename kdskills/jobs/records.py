@@ -423,24 +423,17 @@ BY_ITSELF: Final = frozenset({"ok", "nonzero", "timeout", "limit", "startup_time
 """Verdicts of programs that no cancel ended."""
 
 
-def canceled(head: TaskHead, verdict: Verdict) -> bool:
-    """Whether a cancel ended the task: it ended the program, or kept a service from being restarted."""
-    if verdict.status == "cancelled":
-        return True
-    if head.cancel_at is None or verdict.status == "ok":
-        return False
-    service = head.spec.service
-    return verdict.status not in BY_ITSELF or (service is not None and head.restarts < service.restart)
-
-
 def ending(head: TaskHead, verdict: Verdict) -> tuple[str, dict[str, Any]]:
-    """Return the terminal state and columns a verdict means. A cancel counts only where it ended the program."""
-    if canceled(head, verdict):
-        status, code = "canceled", "canceled"
-    elif verdict.status == "ok":
+    """Return the terminal state and columns a verdict means.
+
+    A cancel counts only where it ended the program, or kept a service from being restarted.
+    """
+    goes_on = head.spec.service is not None and head.restarts < head.spec.service.restart
+    status, code = "failed", verdict.error_code
+    if verdict.status == "ok":
         status, code = "succeeded", None
-    else:
-        status, code = "failed", verdict.error_code
+    elif verdict.status == "cancelled" or (head.cancel_at and (goes_on or verdict.status not in BY_ITSELF)):
+        status, code = "canceled", "canceled"
     message = None if code is None else (verdict.error_message or None)
     values: dict[str, Any] = {
         "exit_code": verdict.exit_code,

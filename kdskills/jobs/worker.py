@@ -109,8 +109,11 @@ class Retention:
         for first in range(0, len(items), batch):
             some = items[first : first + batch]
             query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(some))
-            recorded = self._work.database.ask(partial(_ids, query=query))
-            for item in {*some}.difference(recorded):
+
+            def recorded(link: sa.Connection, query: sa.Select[Any] = query) -> set[str]:
+                return set(link.execute(query).scalars())
+
+            for item in {*some} - self._work.database.ask(recorded):
                 self._work.attempts.remove(item)
 
     def _old(self, item: str) -> bool:
@@ -130,10 +133,6 @@ class Retention:
                 raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
             finally:
                 raw.close()
-
-
-def _ids(link: sa.Connection, query: sa.Select[Any]) -> list[str]:
-    return list(link.execute(query).scalars())
 
 
 async def end_leftovers(work: Work) -> int:

@@ -64,7 +64,8 @@ class Flights(Generic[T]):
         try:
             await waiter
         finally:
-            self._leave(key, flight)
+            if self._forget(key, flight, waiters=1):
+                flight.abandoned.set()
         try:
             return flight.future.result()
         except (Abandoned, CancelledError) as error:  # stopped by `close`, not by this waiter
@@ -106,19 +107,14 @@ class Flights(Generic[T]):
             self._forget(key, flight)
             flight.future.set_result(result)
 
-    def _forget(self, key: Hashable, flight: _Flight[T]) -> None:
+    def _forget(self, key: Hashable, flight: _Flight[T], *, waiters: int = 0) -> bool:
+        """Let the next caller fly anew, unless others still wait; whether nobody does. *waiters* leave by this."""
         with self._lock:
-            if self._flying.get(key) is flight:
-                del self._flying[key]
-
-    def _leave(self, key: Hashable, flight: _Flight[T]) -> None:
-        with self._lock:
-            flight.waiters -= 1
+            flight.waiters -= waiters
             last = flight.waiters == 0 and not flight.future.done()
-            if last and self._flying.get(key) is flight:
+            if (last or not waiters) and self._flying.get(key) is flight:
                 del self._flying[key]
-        if last:
-            flight.abandoned.set()
+        return last
 
 
 def _settle(waiter: asyncio.Future[None]) -> None:
@@ -220,18 +216,17 @@ class Tickets:
 
     def skill_removed(self, full_id: str, error: KdskillsError) -> None:
         """Tell every load that a skill is gone."""
-        for ticket in self._all():
+        with self._lock:
+            tickets = list(self._open)
+        for ticket in tickets:
             ticket.removed(full_id, error)
 
     def session_closed(self, session_id: str, error: KdskillsError) -> None:
         """End the loads of one session."""
-        for ticket in self._all():
-            if ticket.session_id == session_id:
-                ticket.interrupt(error)
-
-    def _all(self) -> list[Ticket]:
         with self._lock:
-            return list(self._open)
+            tickets = [ticket for ticket in self._open if ticket.session_id == session_id]
+        for ticket in tickets:
+            ticket.interrupt(error)
 
 
 CACHE_BYTES: Final = 16 * 1024 * 1024
@@ -272,10 +267,6 @@ class _CachedBody:
     stamp: Stamp
     read_ns: int
     body: Body
-
-    def serves(self, stamp: Stamp) -> bool:
-        # A file changed within one clock tick of the read may have the same stamp and another text.
-        return self.stamp == stamp and self.read_ns - stamp[1] > RACY_NS
 
 
 def read_pieces(folder: Path, name: str, limit: int, abandoned: threading.Event) -> bytes:
@@ -326,8 +317,10 @@ class Bodies:
         if skill.path is None:
             return await self.fresh(skill)
         stamp = _stamp(skill.path)
-        entry = self._lookup(skill.full_id)
-        if stamp is not None and entry is not None and entry.serves(stamp):
+        with self._lock:
+            entry = self._cached.get(skill.full_id)
+        # a file changed within one clock tick of the read may have the same stamp and another text
+        if stamp is not None and entry is not None and entry.stamp == stamp and entry.read_ns - stamp[1] > RACY_NS:
             return entry.body
         return await self.fresh(skill)
 
@@ -373,10 +366,6 @@ class Bodies:
         """Stop reading."""
         self._flights.close()
 
-    def _lookup(self, full_id: str) -> _CachedBody | None:
-        with self._lock:
-            return self._cached.get(full_id)
-
     def _fetch(self, skill: Skill, content: FarContent) -> Body:
         """Fetch the text of a skill whose files are on another host; it must match its listed digest."""
         try:
@@ -396,9 +385,8 @@ class Bodies:
         except FileRefused as error:
             if error.code == "file_missing":
                 raise not_found([skill.name], ()) from error
-            raise refuse(
-                "skill_unreadable", f"{path.name} of this skill: {error.message}", reason=error.code
-            ) from error
+            message = f"{path.name} of this skill: {error.message}"
+            raise refuse("skill_unreadable", message, reason=error.code) from error
         try:
             tree = skill.tree_digest()
         except FileRefused as error:

@@ -145,9 +145,9 @@ async def _attempt(
     for entry in fresh:
         core.emit(call, "skill.loaded", id=public_id(skills[entry.id]), digest=entry.digest, by=entry.loaded_by)
     adopt(call, loaded)
-    return _receipt(
-        core, call, LoadedTexts(GatedSession(committed, session.gate, skills), loaded.texts), changed, tokens
-    )
+    shown = LoadedTexts(GatedSession(committed, session.gate, skills), loaded.texts)
+    bodies = tuple(_active(core, call, shown, entry) for entry in committed.active)
+    return LoadReceipt(tuple(skill.receipt for skill in bodies), changed, tokens, bodies)
 
 
 async def _undo(core: Core, call: Call, ids: Iterable[str]) -> None:
@@ -247,7 +247,8 @@ async def unload(core: Core, call: Call, names: Sequence[str], everything: bool)
         for full_id in unloaded:
             core.emit(call, "skill.unloaded", id=public_id(session.skills[full_id]))
         loaded = await texts_of(core, GatedSession(record, session.gate, session.skills))
-        return UnloadReceipt(_receipts(core, call, loaded), tuple(dict.fromkeys(ignored)), bool(unloaded))
+        receipts = tuple(_active(core, call, loaded, entry).receipt for entry in record.active)
+        return UnloadReceipt(receipts, tuple(dict.fromkeys(ignored)), bool(unloaded))
     raise conflict(call.session_id)
 
 
@@ -316,34 +317,35 @@ def public_name(skill: Skill, names: Mapping[str, str]) -> str:
 
 
 def skill_receipt(
-    skill: Skill, body: Body, names: Mapping[str, str], locations: Locations, **facts: object
+    skill: Skill,
+    body: Body,
+    names: Mapping[str, str],
+    locations: Locations,
+    *,
+    stale: bool = False,
+    current: str | None = None,
+    imports: tuple[str, ...] = (),
+    tree: str = "",
 ) -> SkillReceipt:
     """Return the receipt of one skill; hidden skills show their alias and digests only."""
-    location, root = _location_and_folder(skill, locations)
-    stale = bool(facts.get("stale"))
-    current = facts.get("current")
-    imports = facts.get("imports")
+    location, root = None, None
+    if locations == "host" and skill.path is not None:
+        location, root = str(skill.path), str(skill.path.parent)
+    elif locations != "none":
+        location, root = skill.location, skill.location.rpartition("/")[0]
     return SkillReceipt(
         name=public_name(skill, names),
         id=public_id(skill),
         location=None if skill.hidden else location,
         root_dir=None if skill.hidden else root,
         digest=body.digest,
-        tree_digest=str(facts.get("tree") or body.tree),
+        tree_digest=tree or body.tree,
         stale=stale,
-        current_digest=current if stale and isinstance(current, str) else None,
+        current_digest=current if stale else None,
         origin=origin_of(skill.namespace),
-        imports=imports if isinstance(imports, tuple) else (),
+        imports=imports,
         properties={} if skill.hidden else body.properties,
     )
-
-
-def _location_and_folder(skill: Skill, locations: Locations) -> tuple[str | None, str | None]:
-    if locations == "none":
-        return None, None
-    if locations == "host" and skill.path is not None:
-        return str(skill.path), str(skill.path.parent)
-    return skill.location, skill.location.rpartition("/")[0]
 
 
 def _names(session: GatedSession, ids: Iterable[str]) -> list[str]:
@@ -368,12 +370,3 @@ def shown_text(call: Call, item: PromptText) -> str:
     if call.scope.sources is None:
         return item.body.text
     return call.scope.sources.adopt(item.skill, item.body.text, digest=item.body.digest)
-
-
-def _receipts(core: Core, call: Call, loaded: LoadedTexts) -> tuple[SkillReceipt, ...]:
-    return tuple(_active(core, call, loaded, entry).receipt for entry in loaded.session.record.active)
-
-
-def _receipt(core: Core, call: Call, loaded: LoadedTexts, changed: bool, tokens: int) -> LoadReceipt:
-    skills = tuple(_active(core, call, loaded, entry) for entry in loaded.session.record.active)
-    return LoadReceipt(tuple(skill.receipt for skill in skills), changed, tokens, skills)

@@ -126,10 +126,8 @@ def prompt_order(entries: Sequence[LoadedSkill]) -> tuple[tuple[str, str, str | 
             if item.id in listed_ids:
                 continue
             listed_ids.add(item.id)
-            loaded_entry = loaded.get(item.id)
-            order.append(
-                (loaded_entry.id, loaded_entry.digest, None) if loaded_entry else (item.id, item.digest, entry.id)
-            )
+            own = loaded.get(item.id)
+            order.append((own.id, own.digest, None) if own else (item.id, item.digest, entry.id))
         if entry.id not in listed_ids:
             listed_ids.add(entry.id)
             order.append((entry.id, entry.digest, None))
@@ -264,15 +262,9 @@ class MemoryStore:
         """Return up to *limit* heads sorted by id."""
         with self._lock:
             records = list(self._records.values())
-        matching = sorted(
-            (
-                r
-                for r in records
-                if (consumer is None or r.consumer == consumer) and (after is None or r.session_id > after)
-            ),
-            key=lambda record: record.session_id,
-        )
-        return [record.head() for record in matching[:limit]]
+        records = [record for record in records if consumer in {None, record.consumer}]
+        following = [record for record in records if after is None or record.session_id > after]
+        return [record.head() for record in sorted(following, key=lambda record: record.session_id)[:limit]]
 
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*."""

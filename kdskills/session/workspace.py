@@ -212,27 +212,22 @@ class FolderWorkspace:
         if problem is not None:
             raise invalid(f"the path {problem}", ("/path", problem))
         if clean.count("/") > MAX_DEPTH:
-            raise refuse(
-                "invalid_argument",
-                f"a file lies below {MAX_DEPTH} folders at most",
-                errors=[{"path": "/path", "problem": f"leads through more than {MAX_DEPTH} folders"}],
-            )
+            problem = f"leads through more than {MAX_DEPTH} folders"
+            raise invalid(f"a file lies below {MAX_DEPTH} folders at most", ("/path", problem))
         if clean in self.protected or self._mounted(clean):
             raise refuse("path_denied", f"{clean!r} is read-only", path=path, reason="root")
         with self._lock:
             return self._write(path, clean, data, mode)
 
     def _write(self, path: str, clean: str, data: bytes, mode: WriteMode) -> ProducedFile:
+        old_content: bytes | None = None
         try:
-            old_content = self._read_existing(clean)
+            old_content = read_file(self.root, clean, limit=MAX_FILE).data
         except FileRefused as error:
-            raise _denied(error, path) from error
+            if error.code != "file_missing":
+                raise _denied(error, path) from error
         if mode == "create" and old_content is not None:
-            raise refuse(
-                "invalid_argument",
-                f"{clean!r} exists; use mode replace or append",
-                errors=[{"path": "/mode", "problem": "the file exists"}],
-            )
+            raise invalid(f"{clean!r} exists; use mode replace or append", ("/mode", "the file exists"))
         content = (old_content or b"") + data if mode == "append" else data
         try:
             self._check_room(clean, len(content))
@@ -246,11 +241,10 @@ class FolderWorkspace:
         produced_files: list[ProducedFile] = []
         dropped: list[tuple[str, str]] = []
         for item in artifacts:
-            if self._mounted(item.path) or item.path in self.protected:
-                if not self._is_unchanged(item):
-                    dropped.append((item.path, "is read-only; the change was not kept"))
-                continue
             if self._is_unchanged(item):
+                continue
+            if self._mounted(item.path) or item.path in self.protected:
+                dropped.append((item.path, "is read-only; the change was not kept"))
                 continue
             try:
                 produced_files.append(self.write(item.path, item.content, "replace"))
@@ -270,20 +264,10 @@ class FolderWorkspace:
         base, inner = (self.mounts[first], below) if first in self.mounts else (self.root, artifact.path)
         try:
             with open_file(base, inner) as stream:
-                hasher = hashlib.sha256()
-                while chunk := stream.read(MIB):
-                    hasher.update(chunk)
-                return hasher.hexdigest() == artifact.sha256.removeprefix("sha256:")
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return digest == artifact.sha256.removeprefix("sha256:")
         except FileRefused:
             return False
-
-    def _read_existing(self, clean: str) -> bytes | None:
-        try:
-            return read_file(self.root, clean, limit=MAX_FILE).data
-        except FileRefused as error:
-            if error.code == "file_missing":
-                return None
-            raise
 
     def _check_room(self, clean: str, size: int) -> None:
         other_files = [entry for entry in self.files() if entry.path != clean]
