@@ -163,12 +163,8 @@ def to_verdict(
 
 def refusal(error: KdskillsError) -> Verdict:
     """Return the verdict on an attempt whose program was never started."""
-    return Verdict(
-        status=status_of_error(error),
-        error_code=error.code,
-        error_message=error.message[:4000],
-        finished_at=time.time(),
-    )
+    status, words = status_of_error(error), error.message[:4000]
+    return Verdict(status=status, error_code=error.code, error_message=words, finished_at=time.time())
 
 
 def status_of_error(error: KdskillsError) -> VerdictStatus:

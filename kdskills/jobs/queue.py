@@ -41,7 +41,7 @@ CLAIM_LOCK: Final = 2_037_591
 FROZEN_MS: Final = 10_000
 """Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
 _ACTIVE: Final = ("starting", "running")
-_OPEN: Final = ("queued", *_ACTIVE)
+_OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,9 +342,6 @@ class WorkQueue:
         link.execute(new.on_conflict_do_update(index_elements=["session_key"], set_=change), rows)
 
 
-DATABASE_LABEL: Final = "the database of background work"
-
-
 class Work:
     """What clients and workers share: blocking, opened once per process and place.
 
@@ -368,7 +365,7 @@ class Work:
         state_folder(state_dir)
         self.host = host_id(state_dir)
         self.tables = WorkTables()
-        self.database = Database(url, label=DATABASE_LABEL)
+        self.database = Database(url, label="the database of background work")
         self.records = WorkRecords(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")

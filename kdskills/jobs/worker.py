@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
-from kdskills.jobs.model import TERMINAL, Kind, TaskHead
+from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.skills.private_files import write_private
@@ -572,7 +572,7 @@ class Worker:
             table = self._work.records.table(kind)
             query = table.select().with_only_columns(table.c.id)
             mine = (table.c.executor == self.executor, table.c.cancel_at.is_not(None))
-            canceled += link.execute(query.where(*mine, table.c.status.in_(("starting", "running")))).scalars()
+            canceled += link.execute(query.where(*mine, table.c.status.in_(sorted(ACTIVE)))).scalars()
         return [item for item in canceled if item in self.context.active]
 
     async def _retire(self) -> None:
