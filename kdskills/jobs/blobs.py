@@ -11,7 +11,7 @@ import hashlib
 import re
 import string
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -254,11 +254,8 @@ class ObjectBlobs:
         """Forget a key."""
         import obstore
 
-        with _obstore_errors():
-            try:
-                await obstore.delete_async(self._store, key)
-            except FileNotFoundError:
-                return
+        with _obstore_errors(), suppress(FileNotFoundError):
+            await obstore.delete_async(self._store, key)
 
     async def sign(self, key: str, expires: timedelta) -> str | None:
         """Return a link, where the store has them."""
@@ -386,11 +383,8 @@ class GoogleBlobs:
 
     async def delete(self, key: str) -> None:
         """Forget a key."""
-        try:
-            with _google_errors():
-                await asyncio.to_thread(self._blob(key).delete)
-        except NotFound:
-            return
+        with suppress(NotFound), _google_errors():
+            await asyncio.to_thread(self._blob(key).delete)
 
     async def sign(self, key: str, expires: timedelta) -> str | None:
         """Return a link; None for credentials that cannot sign, as those of an emulator."""
