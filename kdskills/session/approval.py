@@ -98,12 +98,8 @@ class Approvals:
         facts = {"skill": display_name or request.skill, "path": request.path, "executor": request.executor}
         send(sink, SessionEvent("approval.requested", request.session, {**facts, "env_names": list(request.env_names)}))
         answer = await self._approve(request)
-        send(
-            sink,
-            SessionEvent(
-                "approval.decided", request.session, {**facts, "allowed": answer.allowed, "remember": answer.remember}
-            ),
-        )
+        decision = {**facts, "allowed": answer.allowed, "remember": answer.remember}
+        send(sink, SessionEvent("approval.decided", request.session, decision))
         if not answer.allowed:
             reason = f": {answer.reason}" if answer.reason else ""
             raise refuse("approval_denied", f"the run was not approved{reason}", reason=answer.reason)

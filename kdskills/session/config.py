@@ -75,13 +75,8 @@ class RuntimeLimits:
             low, high = BOUNDS[item.name]
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not low <= value <= high:
-                raise BadRequest(
-                    f"limit {item.name} must lie between {low:g} and {high:g}, not {value!r}",
-                    code="config_invalid",
-                    limit=item.name,
-                    low=low,
-                    high=high,
-                )
+                message = f"limit {item.name} must lie between {low:g} and {high:g}, not {value!r}"
+                raise BadRequest(message, code="config_invalid", limit=item.name, low=low, high=high)
         return self
 
 

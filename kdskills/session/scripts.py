@@ -171,10 +171,8 @@ def _split_command_line(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
     if len(words) < 2 or not _is_script(skill, words[0], limit):
         return run, ""
     if any(_SHELL.match(word) for word in words[1:]):
-        raise invalid(
-            f"no shell reads the path; give path {words[0]!r} and the arguments as args",
-            ("/path", "holds a command line with shell operators"),
-        )
+        message = f"no shell reads the path; give path {words[0]!r} and the arguments as args"
+        raise invalid(message, ("/path", "holds a command line with shell operators"))
     split = replace(run, path=words[0], args=(*words[1:], *run.args))
     check_shape(core, split)
     args = json.dumps(list(split.args), ensure_ascii=False)

@@ -149,9 +149,8 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
     """
     for digest, text in snapshot.bodies.items():
         if text_digest(text) != digest:
-            raise BadRequest(
-                f"a body of the snapshot is not what its digest says: {digest}", code="snapshot_unsupported"
-            )
+            message = f"a body of the snapshot is not what its digest says: {digest}"
+            raise BadRequest(message, code="snapshot_unsupported")
     record = snapshot.record
     if record.consumer != order.consumer:
         raise BadRequest(
@@ -232,9 +231,8 @@ async def _store_record(core: Core, record: SessionRecord, overwrite: bool) -> S
     with store_errors():
         present = await core.store.get(record.session_id)
     if present is not None and not overwrite:
-        raise SessionError(
-            f"a session {record.session_id!r} exists", code="session_exists", session_id=record.session_id
-        )
+        message = f"a session {record.session_id!r} exists"
+        raise SessionError(message, code="session_exists", session_id=record.session_id)
     expect = None if present is None else present.version
     next_record = replace(record, version=1 if present is None else present.version + 1)
     if present is not None:

@@ -232,9 +232,8 @@ class MemoryStore:
             current = self._records.get(record.session_id)
             version = None if current is None else current.version
             if version != expect:
-                raise StoreConflict(
-                    f"session {record.session_id} is at version {version}, not {expect}", expected=expect, found=version
-                )
+                message = f"session {record.session_id} is at version {version}, not {expect}"
+                raise StoreConflict(message, expected=expect, found=version)
             self._records[record.session_id] = record
             self._hold(record)
             if current is not None:

@@ -111,12 +111,8 @@ class Workspace(Protocol):
 def media_type(path: str) -> str:
     """Return the media type meant by the suffix of *path*, the same on every host."""
     guessed, encoding = MimeTypes(filenames=()).guess_type(path)
-    text_types = {
-        ".md": "text/markdown",
-        ".yaml": "application/yaml",
-        ".yml": "application/yaml",
-        ".toml": "application/toml",
-    }
+    yaml = "application/yaml"
+    text_types = {".md": "text/markdown", ".yaml": yaml, ".yml": yaml, ".toml": "application/toml"}
     if encoding is not None:
         return {"gzip": "application/gzip", "bzip2": "application/x-bzip2"}.get(encoding, "application/octet-stream")
     return text_types.get(Path(path).suffix.lower()) or guessed or "application/octet-stream"
@@ -156,9 +152,8 @@ class FolderWorkspace:
                 path = f"{prefix}/{entry.path}" if prefix else entry.path
                 copies.append(InputFile(path, (folder / entry.path).absolute()))
         if len(copies) > MAX_FILES or total > MAX_TOTAL:
-            raise refuse(
-                "too_large", f"the turn's files are more than {MAX_FILES} files or {MAX_TOTAL} bytes", size=total
-            )
+            message = f"the turn's files are more than {MAX_FILES} files or {MAX_TOTAL} bytes"
+            raise refuse("too_large", message, size=total)
         return tuple(copies)
 
     def has_folder(self, path: str) -> bool:
@@ -284,11 +279,9 @@ class FolderWorkspace:
         *folders, name = clean.split("/")
         with _folder(self.root, folders, make=True) as parent:
             spare = f".{name[:40]}.{os.getpid():x}{os.urandom(6).hex()}"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
-                target = os.open(
-                    spare, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=parent
-                )
-                with os.fdopen(target, "wb") as stream:
+                with os.fdopen(os.open(spare, flags, 0o644, dir_fd=parent), "wb") as stream:
                     stream.write(data)
                 os.replace(spare, name, src_dir_fd=parent, dst_dir_fd=parent)
             except OSError as error:
