@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,15 +63,11 @@ class FixPlan:
         """The edits as a unified diff, renames as lines before it; "" when there is nothing to do."""
         old, new = f"{self.folder.name}/{self.file_name}", f"{self.new_folder_name}/{self.new_file_name}"
         head = f"rename from {old}\nrename to {new}\n" if old != new else ""
-        return head + "".join(_diff_lines(self.before, self.after, old, new))
-
-
-def _diff_lines(before: bytes, after: bytes, old: str, new: str) -> Iterator[str]:
-    if before == after:
-        return
-    was, will = (data.decode("utf-8").replace("\ufeff", "<BOM>").split("\n") for data in (before, after))
-    for line in difflib.unified_diff(was, will, f"a/{old}", f"b/{new}", lineterm=""):
-        yield line.rstrip("\r") + "\n"
+        if self.before == self.after:
+            return head
+        was, will = (data.decode("utf-8").replace("\ufeff", "<BOM>").split("\n") for data in (self.before, self.after))
+        diff = difflib.unified_diff(was, will, f"a/{old}", f"b/{new}", lineterm="")
+        return head + "".join(line.rstrip("\r") + "\n" for line in diff)
 
 
 def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
@@ -91,10 +87,15 @@ def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
     done: list[str] = []
     skipped: list[str] = []
     after = before
-    for sentence, candidate in _rewrites(before, folder.name):
-        if _better(after, candidate, folder.name):
-            after = candidate
-            done.append(sentence)
+    for sentence, edit in _EDITS:
+        findings = FileFindings("lenient", SKILL_FILE)
+        front = read_frontmatter(after, findings)
+        if front is not None:
+            raw = _RawLines(after)
+            edit(raw, front, findings)
+            if raw.data() != after and _better(after, raw.data(), folder.name):
+                after = raw.data()
+                done.append(sentence)
     file_name = SKILL_FILE
     if opened.file_name != SKILL_FILE:
         if os.path.lexists(folder / SKILL_FILE) and not _same_file(folder / SKILL_FILE, folder / opened.file_name):
@@ -190,24 +191,6 @@ def _bare(skill: Skill) -> Skill:
     return replace(skill, frontmatter={}, diagnostics=(), digest="", size=0)
 
 
-def _rewrites(data: bytes, folder: str) -> Iterator[tuple[str, bytes]]:
-    """Yield each possible rewrite with all before it that helped."""
-    current = data
-    if current.startswith(_BOM):
-        candidate = current[len(_BOM) :]
-        yield "The byte order mark goes.", candidate
-        current = candidate if _better(current, candidate, folder) else current
-    for sentence, edit in (
-        ("The closing `...` becomes `---`.", _undot),
-        ("Values that needed quotes get them.", _quote),
-        ("The list of allowed tools becomes one line.", _join_tools),
-    ):
-        edited = edit(current)
-        if edited is not None and edited != current:
-            yield sentence, edited
-            current = edited if _better(current, edited, folder) else current
-
-
 class _RawLines:
     """A file's lines as they are, line ends included, beside its parsed frontmatter."""
 
@@ -225,57 +208,50 @@ class _RawLines:
         return self.bom + "".join(self.lines).encode("utf-8")
 
 
-def _front(data: bytes) -> tuple[Frontmatter, FileFindings] | None:
-    findings = FileFindings("lenient", SKILL_FILE)
-    front = read_frontmatter(data, findings)
-    return (front, findings) if front is not None else None
+Edit = Callable[[_RawLines, Frontmatter, FileFindings], None]
+"""Changes the lines of a skill file, perhaps, by what was read in it."""
 
 
-def _undot(data: bytes) -> bytes | None:
-    read = _front(data)
-    if read is None:
-        return None
-    dots = next((finding for finding in read[1].items if finding.code == "dots_close"), None)
-    if dots is None or dots.line is None:
-        return None
-    raw = _RawLines(data)
-    raw.replace_line(dots.line - 1, "---")
-    return raw.data()
+def _unmark(raw: _RawLines, front: Frontmatter, findings: FileFindings) -> None:
+    raw.bom = b""
 
 
-def _quote(data: bytes) -> bytes | None:
-    read = _front(data)
-    if read is None or not read[0].repairs:
-        return None
-    raw = _RawLines(data)
-    for repair in read[0].repairs:
+def _undot(raw: _RawLines, front: Frontmatter, findings: FileFindings) -> None:
+    for finding in findings.items:
+        if finding.code == "dots_close" and finding.line is not None:
+            raw.replace_line(finding.line - 1, "---")
+
+
+def _quote(raw: _RawLines, front: Frontmatter, findings: FileFindings) -> None:
+    for repair in front.repairs:
         raw.replace_line(repair.line + 1, repair.after)
-    return raw.data()
 
 
-def _join_tools(data: bytes) -> bytes | None:
-    read = _front(data)
-    if read is None:
-        return None
-    fields = read[0].fields
+def _join_tools(raw: _RawLines, front: Frontmatter, findings: FileFindings) -> None:
+    fields = front.fields
     key = next((key for key in fields.items if FIELD_OF.get(key) == "allowed_tools"), None)
     node = fields.items[key] if key is not None else None
     if key is None or not isinstance(node, Items) or not all(isinstance(item, Scalar) for item in node.items):
-        return None
-    joined = FieldReader(read[0], FileFindings("lenient", SKILL_FILE), ()).allowed_tools()
-    if joined is None:
-        return None
-    raw = _RawLines(data)
-    end = read[0].document.text.count("\n", 0, node.end) if node.flow else int(node.items[-1].mark.line)
+        return
+    joined = FieldReader(front, FileFindings("lenient", SKILL_FILE), ()).allowed_tools()
+    end = front.document.text.count("\n", 0, node.end) if node.flow else int(node.items[-1].mark.line)
     first, last = fields.keys[key].line + 1, end + 1
-    if any(
-        _COMMENT.search(_QUOTED.sub(lambda quoted: "" if quoted["open"] is None else quoted[0], line))
+    unquoted = [
+        _QUOTED.sub(lambda quoted: "" if quoted["open"] is None else quoted[0], line)
         for line in raw.lines[first : last + 1]
-    ):
-        return None  # a comment would be lost
+    ]
+    if joined is None or any(map(_COMMENT.search, unquoted)):
+        return  # a comment would be lost
     raw.replace_line(first, f"{key}: {_scalar(joined)}")
     del raw.lines[first + 1 : last + 1]
-    return raw.data()
+
+
+_EDITS: tuple[tuple[str, Edit], ...] = (
+    ("The byte order mark goes.", _unmark),
+    ("The closing `...` becomes `---`.", _undot),
+    ("Values that needed quotes get them.", _quote),
+    ("The list of allowed tools becomes one line.", _join_tools),
+)
 
 
 def _scalar(text: str) -> str:
