@@ -252,16 +252,15 @@ class Loop:
             asked="" if last == turn.request else last,
         )
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
-        model, asker = turn.parts.model(DECISION), turn.asker(turn.bus.step)
         try:
-            answered = await asker.ask(model, request)
+            answered = await turn.ask(turn.bus.step, request)
         except ModelFailed as error:
             shorter = messages
             if error.code == "context_full":
                 shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
             if shorter == messages:
                 raise
-            answered = await asker.ask(model, replace(request, messages=shorter))
+            answered = await turn.ask(turn.bus.step, replace(request, messages=shorter))
         self._log.usage += answered.reply.usage
         return answered, prompt
 

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -97,14 +98,17 @@ def default_wiring() -> Wiring:
     return cast("Wiring", chosen_point.load()())
 
 
-class PlainWiring:
-    """A wiring without plugins: for applications and tests that bring their own objects.
+class PlainWiring(Wiring):
+    """A wiring without plugins, whose hooks answer nothing: for applications and tests that bring their own objects.
 
     Args:
         models: Providers by model string.
         executors: Engines by name; `auto` takes the first.
         tools: Tools every solver offers.
     """
+
+    interpreters: Mapping[str, Sequence[str]] = MappingProxyType({})
+    tools: Sequence[SolverTool] = ()
 
     def __init__(
         self,
@@ -113,7 +117,6 @@ class PlainWiring:
         executors: Mapping[str, Executor] | None = None,
         tools: Sequence[SolverTool] = (),
     ) -> None:
-        self.interpreters: Mapping[str, Sequence[str]] = {}
         self.tools = tuple(tools)
         self._models = dict(models or {})
         self._executors = dict(executors or {})
@@ -131,20 +134,6 @@ class PlainWiring:
         from kdskills.turn import SkillsSubsystem
 
         return SkillsSubsystem(bundle.descriptor, bundle_root=bundle.root, roots=(), index_dir=None)
-
-    def deny(self, request: AccessRequest) -> Denial | None:
-        """Deny nothing."""
-        return None
-
-    def source_key(self, row: Mapping[str, Any]) -> str | None:
-        """Leave the usual key."""
-        return None
-
-    def turn_started(self, turn: Turn) -> None:
-        """Do nothing."""
-
-    def turn_finished(self, turn: Turn, outcome: TurnResult) -> None:
-        """Do nothing."""
 
 
 def _entry_of(entries: Mapping[str, T], name: str, kind: str) -> T:

@@ -140,8 +140,13 @@ class SolverSystem:
         def opened(model: str | ModelProvider) -> ModelProvider:
             provider = by_name.get(model) if isinstance(model, str) else model
             if provider is None:
-                provider = self.wiring.model(self._replay_name(str(model)))
-                by_name[str(model)] = provider
+                name = str(model)
+                if name == "replay":
+                    if self.bundle.demo_path is None:
+                        message = f"the bundle {self.bundle.name} has no demo.yaml: name a model, or replay:FILE"
+                        raise ReplayError(message, code="cassette_missing", path=str(self.bundle.root))
+                    name = f"replay:{self.bundle.demo_path}"
+                provider = by_name[str(model)] = self.wiring.model(name)
             redactor = redactor_of(provider)
             if redactor is not None:  # a recording must not hold what transcripts mask
                 redactor.add(*self.settings.secret_values())
@@ -151,14 +156,6 @@ class SolverSystem:
 
         models = {DECISION: self._model, **self.settings.models}
         return {role: opened(model) for role, model in models.items()}
-
-    def _replay_name(self, name: str) -> str:
-        if name != "replay":
-            return name
-        if self.bundle.demo_path is None:
-            message = f"the bundle {self.bundle.name} has no demo.yaml: name a model, or replay:FILE"
-            raise ReplayError(message, code="cassette_missing", path=str(self.bundle.root))
-        return f"replay:{self.bundle.demo_path}"
 
     async def _open_executor(self) -> tuple[Executor | None, str | None]:
         """Return the engine to use, or None where scripts and generated code are off, and the profile to ask for."""

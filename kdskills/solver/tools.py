@@ -237,12 +237,7 @@ def tool_from_function(function: Callable[..., Any], *, tool_id: str | None = No
         schema = plain_schema(model)
     except PydanticUserError as error:
         raise PluginInvalid(f"tool {name}: {error.message.splitlines()[0]}", tool=name) from None
-    description = inspect.getdoc(function) or name
-    paragraph = " ".join(description.split("\n\n", 1)[0].split())
-    return SolverTool(name, paragraph, model, _body(function, context), schema=schema)
 
-
-def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
     async def body(arguments: BaseModel, call: ToolContext) -> Any:
         values = {name: getattr(arguments, name) for name in type(arguments).model_fields}
         if context is not None:
@@ -252,7 +247,8 @@ def _body(function: Callable[..., Any], context: str | None) -> ToolBody:
         result = await in_thread(partial(function, **values))
         return await result if inspect.isawaitable(result) else result
 
-    return body
+    paragraph = " ".join((inspect.getdoc(function) or name).split("\n\n", 1)[0].split())
+    return SolverTool(name, paragraph, model, body, schema=schema)
 
 
 def tool_problem(entry: object, name: str) -> str | None:

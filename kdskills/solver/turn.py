@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
 from kdskills.skills.safe_open import walk_tree
 from kdskills.solver.events import (
-    Event,
     ModelDelta,
     ModelReplied,
     ModelRequested,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.skills.selection import By
     from kdskills.solver.bus import EventBus
-    from kdskills.solver.parts import Pacing, SolverParts, SolverSettings
+    from kdskills.solver.parts import SolverParts
     from kdskills.sources import SourcesPool
     from kdskills.turn import SkillsSubsystem, SkillView
 
@@ -59,105 +59,6 @@ class TimedReply:
     reply: ModelReply
     retries: int
     duration_ms: int
-
-
-class Asker:
-    """Asks models on behalf of a turn.
-
-    Args:
-        settings: Timeouts and tries.
-        bus: Gets the events of the call.
-        pacing: How to wait between tries.
-        streaming: Whether the reply is read piece by piece and each piece emitted.
-        step: Index of the step that the events belong to.
-    """
-
-    def __init__(self, settings: SolverSettings, bus: EventBus, pacing: Pacing, *, streaming: bool, step: int) -> None:
-        self._settings, self._bus, self._pacing = settings, bus, pacing
-        self._streaming, self._step = streaming, step
-
-    async def ask(self, provider: ModelProvider, request: ModelRequest) -> TimedReply:
-        """Return the reply; a call that failed with a retryable error is tried again.
-
-        Raises:
-            ModelFailed: The provider failed for good; `context_full` when the request does not fit.
-            ReplayError: A recording does not fit.
-        """
-        request = replace(request, timeout_s=self._settings.model_timeout_s, settings=self._settings.model_settings)
-        tools = tuple(tool.tool_id for tool in request.tools)
-        self._emit(ModelRequested, request, model=provider.name, messages=len(request.messages), tools=tools)
-        started_at = time.monotonic()
-        with chat_span(provider, request, self._bus.session_id) as span:
-            attempt = 0
-            while True:
-                try:
-                    reply = await self._once(provider, request)
-                    break
-                except ModelFailed as error:
-                    if not error.retryable or attempt >= self._settings.model_retries:
-                        raise self._masked(error) from None
-                    attempt += 1
-                    backoff = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (attempt - 1)) * self._pacing.jitter()
-                    delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
-                    facts = {"code": error.code, "message": error.message, "delay_s": round(delay, 3)}
-                    self._emit(ModelRetry, request, attempt=attempt, **facts)
-                    await self._pacing.sleep(delay)
-            reply = _encodable(reply)
-            # Before any event about the reply: its text may repeat what its calls give away.
-            for call in reply.calls:
-                self._bus.redactor.arguments(call.arguments)
-            span.replied(replace(reply, text=self._bus.redactor.text(reply.text)))
-        self._emit(
-            ModelReplied,
-            request,
-            model=reply.model or provider.name,
-            text=reply.text,
-            calls=tuple(call.tool for call in reply.calls),
-            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-            finish_reason=reply.finish_reason,
-        )
-        return TimedReply(reply, attempt, round((time.monotonic() - started_at) * 1000))
-
-    async def _once(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
-        limit = self._settings.model_timeout_s
-        try:
-            async with asyncio.timeout(limit):
-                if not self._streaming:
-                    return await provider.reply(request)
-                return await self._read(provider, request)
-        except TimeoutError:
-            message = f"{provider.name} gave no answer within {limit:g} s"
-            raise ModelFailed(message, code="model_timeout", retryable=True, model=provider.name) from None
-
-    def _masked(self, error: ModelFailed) -> ModelFailed:
-        """Return a failure with its secrets masked: servers repeat in errors what they were sent."""
-        redactor = self._bus.redactor
-        return ModelFailed(
-            redactor.text(error.message),
-            code=error.code,
-            retryable=error.retryable,
-            retry_after=error.retry_after,
-            **redactor.value(error.details),
-        )
-
-    async def _read(self, provider: ModelProvider, request: ModelRequest) -> ModelReply:
-        answer: ModelReply | None = None
-        unsent = ""  # the end of the text so far, while it may be the beginning of a secret
-        async for item in provider.stream(request):
-            if isinstance(item, TextDelta):
-                unsent += whole_text(item.text)
-                end = self._bus.redactor.safe_length(unsent)
-                delta, unsent = unsent[:end], unsent[end:]
-            else:
-                answer, delta, unsent = item, unsent, ""
-            if delta:
-                self._emit(ModelDelta, request, text=delta)
-        if answer is None:
-            raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
-        return answer
-
-    def _emit(self, kind: type[Event], request: ModelRequest, **fields: Any) -> None:
-        self._bus.emit(kind, step=self._step, role=request.role, **fields)
 
 
 def _encodable(reply: ModelReply) -> ModelReply:
@@ -237,9 +138,77 @@ class Turn:
         """The turn's sources."""
         return self.sources.pool
 
-    def asker(self, step: int) -> Asker:
-        """Return what asks models for a step of this turn."""
-        return Asker(self.parts.settings, self.bus, self.parts.pacing, streaming=self.streaming, step=step)
+    async def ask(self, step: int, request: ModelRequest) -> TimedReply:
+        """Ask the model of a role, as a step of this turn; a call that failed with a retryable error is tried again.
+
+        Raises:
+            ModelFailed: The provider failed for good; `context_full` when the request does not fit.
+            ReplayError: A recording does not fit.
+        """
+        settings, pacing, redactor = self.parts.settings, self.parts.pacing, self.bus.redactor
+        provider, emit = self.parts.model(request.role), partial(self.bus.emit, step=step, role=request.role)
+        request = replace(request, timeout_s=settings.model_timeout_s, settings=settings.model_settings)
+        tools = tuple(tool.tool_id for tool in request.tools)
+        emit(ModelRequested, model=provider.name, messages=len(request.messages), tools=tools)
+        started_at = time.monotonic()
+        with chat_span(provider, request, self.session_id) as span:
+            attempt = 0
+            while True:
+                try:
+                    reply = _encodable(await self._ask_once(provider, request, emit))
+                    break
+                except ModelFailed as error:
+                    if not error.retryable or attempt >= settings.model_retries:
+                        raise self._masked(error) from None
+                    attempt += 1
+                    backoff = min(RETRY_CAP_S, RETRY_BASE_S * 2 ** (attempt - 1)) * pacing.jitter()
+                    delay = backoff if error.retry_after is None else max(0.0, error.retry_after)
+                    facts = {"code": error.code, "message": error.message, "delay_s": round(delay, 3)}
+                    emit(ModelRetry, attempt=attempt, **facts)
+                    await pacing.sleep(delay)
+            # Before any event about the reply: its text may repeat what its calls give away.
+            for call in reply.calls:
+                redactor.arguments(call.arguments)
+            span.replied(replace(reply, text=redactor.text(reply.text)))
+        emit(
+            ModelReplied,
+            model=reply.model or provider.name,
+            text=reply.text,
+            calls=tuple(call.tool for call in reply.calls),
+            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
+            finish_reason=reply.finish_reason,
+        )
+        return TimedReply(reply, attempt, round((time.monotonic() - started_at) * 1000))
+
+    async def _ask_once(self, provider: ModelProvider, request: ModelRequest, emit: Callable[..., None]) -> ModelReply:
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                if not self.streaming:
+                    return await provider.reply(request)
+                answer: ModelReply | None = None
+                unsent = ""  # the end of the text so far, while it may be the beginning of a secret
+                async for item in provider.stream(request):
+                    end = len(unsent)
+                    if isinstance(item, TextDelta):
+                        unsent += whole_text(item.text)
+                        end = self.bus.redactor.safe_length(unsent)
+                    if end:
+                        emit(ModelDelta, text=unsent[:end])
+                        unsent = unsent[end:]
+                    if not isinstance(item, TextDelta):
+                        answer = item
+                if answer is None:
+                    raise ModelFailed(f"{provider.name} broke off its answer", retryable=True, model=provider.name)
+                return answer
+        except TimeoutError:
+            message = f"{provider.name} gave no answer within {request.timeout_s:g} s"
+            raise ModelFailed(message, code="model_timeout", retryable=True, model=provider.name) from None
+
+    def _masked(self, error: ModelFailed) -> ModelFailed:
+        """Return a failure with its secrets masked: servers repeat in errors what they were sent."""
+        message, details = self.bus.redactor.text(error.message), self.bus.redactor.value(error.details)
+        retry: dict[str, Any] = {"retryable": error.retryable, "retry_after": error.retry_after}
+        return ModelFailed(message, code=error.code, **retry, **details)
 
     @property
     def window(self) -> int:
@@ -371,7 +340,7 @@ class Turn:
             asked=prompt,
         )
         request = ModelRequest(role, instructions, (Message("user", prompt),), (), active)
-        answered = await self.asker(index).ask(self.parts.model(role), request)
+        answered = await self.ask(index, request)
         self.log.usage += answered.reply.usage
         self.log_reply(index, role, answered, digest, active)
         return answered.reply

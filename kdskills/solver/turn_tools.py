@@ -155,15 +155,6 @@ class ReadItem:
     changed: bool = False
     pin: str | None = None
 
-    def for_model(self) -> dict[str, Any]:
-        """Return the item as the model reads it."""
-        row = {"ref": self.ref, "status": self.status, **self.facts}
-        if self.in_prompt:
-            row["note"] = "its instructions stand in <active_skills>"
-        elif self.text is not None:
-            row["text"] = self.text
-        return row
-
 
 async def read_refs(turn: Turn, refs: list[str]) -> list[ReadItem]:
     """Read each ref in order; one that fails spoils no other."""
@@ -240,9 +231,16 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
 
 async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     assert isinstance(arguments, ReactReadInput)
-    items = await read_refs(call.turn, arguments.refs)
+    items, rows = await read_refs(call.turn, arguments.refs), []
+    for item in items:
+        row = {"ref": item.ref, "status": item.status, **item.facts}
+        if item.in_prompt:
+            row["note"] = "its instructions stand in <active_skills>"
+        elif item.text is not None:
+            row["text"] = item.text
+        rows.append(row)
     return ToolAnswer(
-        {"items": [item.for_model() for item in items]},
+        {"items": rows},
         changed=any(item.changed for item in items),
         pin=" ".join(item.pin for item in items if item.pin) or None,
         ok=any(item.status != "error" for item in items),

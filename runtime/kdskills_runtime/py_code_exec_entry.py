@@ -30,16 +30,11 @@ from __future__ import annotations
 import sys
 
 
-def _importable() -> None:
-    """Make this package importable where it runs from a plain folder, before another copy in site-packages."""
-    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
-    if package_parent and package_parent not in sys.path:
-        sys.path.insert(0, package_parent)
-
-
 def main(argv: list[str]) -> int:
     """Run the work order named by *argv* and return the exit code."""
-    _importable()
+    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
+    if package_parent and package_parent not in sys.path:  # as a plain folder: before another copy in site-packages
+        sys.path.insert(0, package_parent)
     from kdskills_runtime.stage0 import run
 
     return run(argv)

@@ -42,7 +42,9 @@ NEEDED = ("pydantic", "yaml", "jinja2")
 
 def main(argv: list[str]) -> int:
     """Serve one command."""
-    _importable()
+    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
+    if package_parent not in sys.path:  # the code delivered with this file goes before packages of the machine
+        sys.path.insert(0, package_parent)
     if argv[:1] == ["facts"]:
         say(facts())
         return 0
@@ -58,7 +60,9 @@ def main(argv: list[str]) -> int:
     if newer_token is not None:
         say({"kind": "fenced", "token": newer_token})
         return 3
-    clean(folder)
+    for path in (HOME / "runs").iterdir():  # folders of earlier runs, with their answers and unread orders
+        if path != folder:
+            shutil.rmtree(path, ignore_errors=True)
     try:
         RemoteRun(order, memoryview(data)[size:], f"run-{token}").serve(folder / "answer", say)
     except OSError as error:
@@ -78,10 +82,9 @@ def facts() -> dict[str, Any]:
     """Return what this machine is and which limits it can enforce, tested by trying."""
     from kdskills_runtime import remote_jail
 
-    problem = None
     limits = {"wall", "cpu", "nofile", "fsize", "stdout", "stderr", "pids"}
     if os.getuid() != 0:
-        problem = "commands do not run as root, so programs cannot be walled in"
+        problem: str | None = "commands do not run as root, so programs cannot be walled in"
     else:
         problem = _try_walls()
         if problem is None:
@@ -126,13 +129,6 @@ def fence(token: int) -> int | None:
     return None
 
 
-def clean(current_run: Path) -> None:
-    """Remove the folders of earlier runs, with their answers and unread orders."""
-    for path in (HOME / "runs").iterdir():
-        if path != current_run:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _start(pid: int) -> str:
     """Return when *pid* started; empty when it is gone."""
     try:
@@ -156,13 +152,6 @@ def _try_walls() -> str | None:
         words = pipe.read().decode("utf-8", "replace")
     os.waitpid(pid, 0)
     return words or None
-
-
-def _importable() -> None:
-    """Make the code delivered with this file importable before packages of the machine."""
-    package_parent = __file__.rpartition("/")[0].rpartition("/")[0]
-    if package_parent not in sys.path:
-        sys.path.insert(0, package_parent)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Printers show answers to people; `--json` needs none. What only one of them need
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -59,15 +60,8 @@ def check(
     arguments: dict[str, Any] = {"path": path, "verdict": verdict}
     arguments |= {"rename": rename, "dry_run": dry_run} if fix else {}
     operation, printer = ("skills.fix", fixes) if fix else ("skills.check", summary)
-    output = answer(
-        ctx,
-        operation,
-        arguments,
-        lambda report: printer(report, strict=strict),
-        as_json=as_json,
-        trust=trust,
-        asks=False,
-    )
+    show = partial(printer, strict=strict)
+    output = answer(ctx, operation, arguments, show, as_json=as_json, trust=trust, asks=False)
     left = output.left if fix else output
     failed = output.negative or (strict and not (fix and dry_run) and left.warnings > 0)
     raise typer.Exit(EXIT_NEGATIVE if failed else EXIT_OK)
@@ -89,10 +83,8 @@ def fixes(answer: Any, *, strict: bool = False) -> None:
     out = console()
     for change in answer.changes:
         for deed in change.done:
-            out.print(
-                f"[green]{'would mend' if answer.dry_run else 'mended'}[/] {line(change.path)}: {line(deed)}",
-                soft_wrap=True,
-            )
+            word = "would mend" if answer.dry_run else "mended"
+            out.print(f"[green]{word}[/] {line(change.path)}: {line(deed)}", soft_wrap=True)
         for deed in change.skipped:
             out.print(f"[yellow]left alone[/] {line(change.path)}: {line(deed)}", soft_wrap=True)
         if change.diff:
@@ -327,16 +319,16 @@ MEANINGS: Final = MappingProxyType(
 )
 def probe(answer: Any) -> None:
     """Print a probe."""
-    out = console()
+    say = partial(console().print, markup=False, soft_wrap=True)
     when = "an earlier probe" if answer.cached else f"probed in {answer.seconds:.1f} s"
-    out.print(f"{disarmed(answer.facts.user_agent)} ({when})", markup=False, soft_wrap=True)
-    out.print(f"  {disarmed(answer.binary)}", markup=False, soft_wrap=True)
+    say(f"{disarmed(answer.facts.user_agent)} ({when})")
+    say(f"  {disarmed(answer.binary)}")
     for finding in answer.findings:
         observation = f": {disarmed(finding.seen)}" if finding.seen else ""
         word = "yes" if finding.proven else "no "
         meaning = MEANINGS.get(finding.name, finding.name)
-        out.print(f"  {word}  {meaning}{observation}", markup=False, soft_wrap=True)
-    out.print(f"strategy: {answer.strategy}", markup=False)
+        say(f"  {word}  {meaning}{observation}")
+    say(f"strategy: {answer.strategy}")
 
 
 @Row(
@@ -348,25 +340,23 @@ def probe(answer: Any) -> None:
 )
 def receipts(answer: Any) -> None:
     """Print a session's receipts."""
-    out = console()
+    say = partial(console().print, markup=False, soft_wrap=True)
     if not answer.receipts:
-        out.print(f"no receipt is kept of session {disarmed(answer.session)}", markup=False, soft_wrap=True)
+        say(f"no receipt is kept of session {disarmed(answer.session)}")
     for receipt in answer.receipts:
         refused = receipt.strategy != receipt.strategy_asked and receipt.strategy_asked not in {None, "auto"}
-        strategy = (
-            f"{receipt.strategy or '-'} ({receipt.strategy_asked} was asked for)"
-            if refused
-            else receipt.strategy or "-"
-        )
+        strategy = receipt.strategy or "-"
+        if refused:
+            strategy += f" ({receipt.strategy_asked} was asked for)"
         catalog = f"catalog {receipt.catalog_digest or '-'} by {strategy}, context {receipt.context_digest or '-'}"
-        out.print(f"turn {disarmed(receipt.turn_id)}: {catalog}", markup=False, soft_wrap=True)
+        say(f"turn {disarmed(receipt.turn_id)}: {catalog}")
         if receipt.visible_tools:
-            out.print(f"  tools: {disarmed(', '.join(receipt.visible_tools))}", markup=False, soft_wrap=True)
+            say(f"  tools: {disarmed(', '.join(receipt.visible_tools))}")
         for skill in receipt.skills:
-            out.print(f"  skill {disarmed(skill.ref)} {skill.body_digest}", markup=False, soft_wrap=True)
+            say(f"  skill {disarmed(skill.ref)} {skill.body_digest}")
         for call in receipt.calls:
             response = call.response_digest or "no answer"
-            out.print(f"  call {disarmed(call.tool)} {call.state} {response}", markup=False, soft_wrap=True)
+            say(f"  call {disarmed(call.tool)} {call.state} {response}")
 
 
 @Row(
@@ -443,7 +433,7 @@ def accepted(answer: Any) -> None:
         for sign, paths in (("+", row.added), ("-", row.removed), ("~", row.changed)):
             for path in paths:
                 out.print(f"  {sign} {line(path)}", soft_wrap=True)
-    count = f"{len(answer.skills)} changed skill{'' if len(answer.skills) == 1 else 's'} of {line(answer.server)}"
+    count = f"{counted(len(answer.skills), 'changed skill')} of {line(answer.server)}"
     if not answer.skills:
         out.print(f"nothing of {line(answer.server)} waits for approval")
     elif answer.dry_run:

@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
@@ -307,11 +307,9 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
     }
     options |= {"trust": (Trust, False)} if row.trust else {}
     options |= {"as_json": (Json, False)}
-    signature = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    for name, (annotation, default) in options.items():
-        signature.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        )
+    by_name = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    signature = [by_name("ctx", annotation=typer.Context)]
+    signature += [by_name(name, annotation=kind, default=default) for name, (kind, default) in options.items()]
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # of functions, for `inspect`
     command.__annotations__ = {part.name: part.annotation for part in signature}
     return command
@@ -330,7 +328,9 @@ def _parameter(row: Row, name: str, info: FieldInfo) -> tuple[Any, Any]:
     if default is None:
         kind |= None
     facts |= {"show_default": word.shown} if word.shown else {}
-    facts |= _bounds(info) if word.ranged else {}
+    if word.ranged:
+        facts["min"] = next((limit.ge for limit in info.metadata if hasattr(limit, "ge")), None)
+        facts["max"] = next((limit.le for limit in info.metadata if hasattr(limit, "le")), None)
     if name in row.positional:
         return Annotated[kind, typer.Argument(**facts)], default
     spelling = word.name or f"--{name.replace('_', '-')}"
@@ -361,9 +361,3 @@ def _meaning(info: FieldInfo) -> str:
         return text
     *first, last = (f"`{choice}`" for choice in choices)
     return f"{text.removesuffix('.')}: {', '.join(first)} or {last}."
-
-
-def _bounds(info: FieldInfo) -> dict[str, Any]:
-    least = next((limit.ge for limit in info.metadata if hasattr(limit, "ge")), None)
-    most = next((limit.le for limit in info.metadata if hasattr(limit, "le")), None)
-    return {"min": least, "max": most}

@@ -187,13 +187,10 @@ def show(
     with failing(as_json=as_json):
         kind = kind_of(item)
         snapshot = run(ctx, lambda ask: ask(f"skills.{kind}_status", {f"{kind}_id": item, "tail_bytes": tail}))
-        if as_json:
-            print_json(snapshot)
-            return
-        _print(snapshot.model_dump(), item)
-
-
-def _print(answer: dict[str, Any], item: str) -> None:
+    if as_json:
+        print_json(snapshot)
+        return
+    answer = snapshot.model_dump()
     out = console()
     status = answer["status"]
     out.print(f"{line(item)}: [{COLORS.get(status, 'dim')}]{status}[/]  {line(answer['skill_name'])}")

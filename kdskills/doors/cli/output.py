@@ -163,18 +163,14 @@ def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
         give_up(sys.stdout)
         printed = False
     if not printed:
-        _say(error)
+        from rich.text import Text
+
+        try:
+            text = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
+            console(stderr=True).print(text, soft_wrap=True)
+        except OSError:  # nobody can be told anything; the exit code is left
+            give_up(sys.stderr)
     raise SystemExit(code) from None
-
-
-def _say(error: KdskillsError) -> None:
-    from rich.text import Text
-
-    try:
-        text = Text.assemble((f"{error.code}: ", "bold red"), one_line(error.message))
-        console(stderr=True).print(text, soft_wrap=True)
-    except OSError:  # nobody can be told anything; the exit code is left
-        give_up(sys.stderr)
 
 
 def table(*columns: str) -> Table:
@@ -223,9 +219,8 @@ def findings(diagnostics: tuple[Any, ...]) -> None:
     """Print diagnostics as `file:line:column severity[code] message`, the cure below."""
     out = console()
     for diagnostic in diagnostics:
-        position = ":".join(
-            str(part) for part in (diagnostic.path, diagnostic.line, diagnostic.column) if part is not None
-        )
+        parts = (diagnostic.path, diagnostic.line, diagnostic.column)
+        position = ":".join(str(part) for part in parts if part is not None)
         style = STYLES[diagnostic.severity]
         ref = f" [dim]({line(diagnostic.ref)})[/]" if diagnostic.ref else ""
         text = f"[{style}]{diagnostic.severity}\\[{diagnostic.code}][/] {line(diagnostic.message)}{ref}"

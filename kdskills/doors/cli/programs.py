@@ -22,42 +22,23 @@ from kdskills.doors.cli.output import console, failing, line, print_json, table
 from kdskills.errors import BadRequest, MissingExtra
 
 
-def benchmarks() -> Path:
-    """Return the folder of benchmarks, which come with the source and not with the wheel."""
-    return Path(kdskills.__file__).parents[1] / "tests" / "benchmarks"
-
-
-def names() -> list[str]:
-    """Return the benchmarks there are."""
-    return sorted(path.stem for path in benchmarks().glob("*.py"))
-
-
-def run_benchmark(name: str, arguments: list[str]) -> int:
-    """Run the benchmark *name* in this process and return its exit code: 1 when a bound is not held.
-
-    Raises:
-        BadRequest: `benchmark_missing`.
-    """
-    if name not in names():
-        available_names = ", ".join(names()) or "none: benchmarks come with a source checkout"
-        raise BadRequest(
-            f"there is no benchmark {name!r}; there are {available_names}", code="benchmark_missing", name=name
-        )
-    before = sys.argv
-    sys.argv = [f"kdskills bench {name}", *arguments]
-    try:
-        runpy.run_path(str(benchmarks() / f"{name}.py"), run_name="__main__")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.argv = before
-    return 0
-
-
 def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmark: `skills`, `imports`, …")]) -> None:
     """Run a benchmark and print its table of ratios; exit 1 when a bound is not held."""
+    folder = Path(kdskills.__file__).parents[1] / "tests" / "benchmarks"  # they come with the source, not the wheel
+    names = sorted(path.stem for path in folder.glob("*.py"))
+    code, before = 0, sys.argv
     with failing(as_json=False):
-        code = run_benchmark(name, list(ctx.args))
+        if name not in names:
+            available_names = ", ".join(names) or "none: benchmarks come with a source checkout"
+            words = f"there is no benchmark {name!r}; there are {available_names}"
+            raise BadRequest(words, code="benchmark_missing", name=name)
+        sys.argv = [f"kdskills bench {name}", *ctx.args]
+        try:
+            runpy.run_path(str(folder / f"{name}.py"), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        finally:
+            sys.argv = before
     raise typer.Exit(code)
 
 

@@ -51,20 +51,21 @@ async def ensure_streams(js: JetStreamContext, version: str) -> Served:
     Raises:
         StreamsDisagree: Commands lie in several streams.
     """
-    streams = {str(info.config.name): tuple(info.config.subjects or ()) for info in await _all_streams(js)}
+    infos: list[StreamInfo] = []
+    while page := await js.streams_info(offset=len(infos)):
+        infos.extend(page)
+    streams = {str(info.config.name): tuple(info.config.subjects or ()) for info in infos}
     served = plan(streams, version)
     for subject in filters(version, "req"):
         for name in streams_with(streams, subject):
-            _LOG.warning(
-                "stream %s has the subjects of reads, %s: it answers requests before any tool can", name, subject
-            )
+            words = "stream %s has the subjects of reads, %s: it answers requests before any tool can"
+            _LOG.warning(words, name, subject)
     if served is None:
         served = Served(f"{STREAMS['cmd']}_{version}", filters(version, "cmd"))
         await _make(js, served.stream, served.subjects)
     elif missing := sorted(set(filters(version, "cmd")) - set(served.subjects)):
-        _LOG.warning(
-            "stream %s has no subjects of %s: those commands are not served", served.stream, ", ".join(missing)
-        )
+        words = "stream %s has no subjects of %s: those commands are not served"
+        _LOG.warning(words, served.stream, ", ".join(missing))
     results = [subject for subject in filters(version, "evt") if not streams_with(streams, subject)]
     if results:
         await _make(js, f"{STREAMS['evt']}_{version}", tuple(results))
@@ -100,13 +101,6 @@ def overlaps(pattern: str, second_pattern: str) -> bool:
         if a != b and "*" not in (a, b):
             return False
     return len(tokens) == len(second_tokens)
-
-
-async def _all_streams(js: JetStreamContext) -> list[StreamInfo]:
-    streams: list[StreamInfo] = []
-    while page := await js.streams_info(offset=len(streams)):
-        streams.extend(page)
-    return streams
 
 
 async def _make(js: JetStreamContext, name: str, subjects: tuple[str, ...]) -> None:

@@ -24,7 +24,7 @@ from kdskills.doors.web.entrance import Accounted, Authenticate, BodyLimit, Entr
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.problems import Problem, response_of
 from kdskills.doors.web.resources import skill_routes, work_routes
-from kdskills.doors.web.tools import shape_error, tools_router
+from kdskills.doors.web.tools import host_of, shape_error, tools_router
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.http")
@@ -151,10 +151,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
     app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
-    app.add_exception_handler(KdskillsError, _refused)
-    app.add_exception_handler(RequestValidationError, _misshapen)
-    app.add_exception_handler(HTTPException, _unrouted)
-    app.add_exception_handler(Exception, _broken)
+    for kind in (KdskillsError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     app.add_api_route("/healthz", _healthz, include_in_schema=False)
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
     for router in (skill_routes, work_routes, tools_router(host.operations.values())):
@@ -176,35 +174,28 @@ def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, 
     return app.openapi_schema
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, KdskillsError)
-    return response_of(error, request)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Answer any error as a problem: ours, arguments out of shape, what no route took, a body no parser understood.
 
-
-async def _misshapen(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    name = getattr(request.scope.get("route"), "name", request.url.path)
-    host: Host = request.app.state.host
-    return response_of(shape_error(error, host.operations.get(name), name), request)
-
-
-async def _unrouted(request: Request, error: Exception) -> Response:
-    """Answer what no route took, or a body no parser understood, as a problem like every other."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return response_of(NotFound(f"there is nothing at {request.url.path}"), request)
-    if error.status_code == 405:
-        response = response_of(
-            BadRequest(f"{request.method} is not for {request.url.path}", code="method_not_allowed"), request
-        )
-        response.headers["Allow"] = (error.headers or {}).get("Allow", "")
-        return response
-    return response_of(BadRequest(str(error.detail)), request)
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    """Answer what nobody foresaw; the server logs where it was raised."""
-    return response_of(InternalError("something broke here; the service's log has it under this request's id"), request)
+    The server logs where anything else was raised.
+    """
+    path, headers = request.url.path, {}
+    problem: KdskillsError = InternalError("something broke here; the service's log has it under this request's id")
+    if isinstance(error, KdskillsError):
+        problem = error
+    elif isinstance(error, RequestValidationError):
+        name = getattr(request.scope.get("route"), "name", path)
+        problem = shape_error(error, host_of(request).operations.get(name), name)
+    elif isinstance(error, HTTPException) and error.status_code == 404:
+        problem = NotFound(f"there is nothing at {path}")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        problem = BadRequest(f"{request.method} is not for {path}", code="method_not_allowed")
+        headers = {"Allow": (error.headers or {}).get("Allow", "")}
+    elif isinstance(error, HTTPException):
+        problem = BadRequest(str(error.detail))
+    response = response_of(problem, request)
+    response.headers.update(headers)
+    return response
 
 
 async def _healthz() -> Response:
@@ -214,12 +205,7 @@ async def _healthz() -> Response:
 
 async def _readyz(request: Request) -> Response:
     """Whether new work is taken: the database answers, an engine works, and the service is not being stopped."""
-    host: Host = request.app.state.host
-    report, draining = await host.ready(), bool(request.app.state.drain.started)
-    ok = report.ok and not draining
-    body = {
-        "status": "ok" if ok else "unavailable",
-        "draining": draining,
-        "checks": {**report.checks, **report.notices},
-    }
+    report, draining = await host_of(request).ready(), bool(request.app.state.drain.started)
+    ok, checks = report.ok and not draining, {**report.checks, **report.notices}
+    body = {"status": "ok" if ok else "unavailable", "draining": draining, "checks": checks}
     return JSONResponse(body, 200 if ok else 503, headers={"Cache-Control": "no-store"})

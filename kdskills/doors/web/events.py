@@ -16,17 +16,12 @@ from kdskills.errors import BadRequest, KdskillsError
 
 
 class Drain:
-    """Counts what runs, and knows whether the service is being stopped."""
+    """Counts what runs, and knows whether the service is being stopped: `started` is True then."""
 
     def __init__(self) -> None:
         self._running = 0
-        self._started = False
+        self.started = False
         self._waiting: set[asyncio.Event] = set()
-
-    @property
-    def started(self) -> bool:
-        """Whether the service is being stopped."""
-        return self._started
 
     @property
     def idle(self) -> bool:
@@ -35,7 +30,7 @@ class Drain:
 
     def start(self) -> None:
         """Take nothing new, and tell streams to end."""
-        self._started = True
+        self.started = True
         for event in self._waiting:
             event.set()
 
@@ -52,7 +47,7 @@ class Drain:
     def stop_event(self) -> Iterator[asyncio.Event]:
         """Give a stream the event that is set when it must end."""
         event = asyncio.Event()
-        if self._started:
+        if self.started:
             event.set()
         self._waiting.add(event)
         try:
