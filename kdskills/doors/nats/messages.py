@@ -43,9 +43,13 @@ class CallAddress:
 
     def subject(self, kind: Kind, suffix: str = "") -> str:
         """Return the subject of another kind for the same call."""
-        tool = self.operation if self.operation.startswith(SKILLS) else OTHER_OPERATIONS + self.operation
         tail = f".{suffix}" if suffix else ""
-        return f"cg.{self.version}.{self.project}.{self.channel}.{kind}.tool.{tool}{tail}"
+        return f"cg.{self.version}.{self.project}.{self.channel}.{kind}.tool.{tool_of(self.operation)}{tail}"
+
+
+def tool_of(operation: str) -> str:
+    """Return the part of a subject that names an operation."""
+    return operation if operation.startswith(SKILLS) else OTHER_OPERATIONS + operation
 
 
 def parse(subject: str) -> CallAddress | None:
