@@ -6,7 +6,7 @@ All three answer through one gate, `resolve`; there is no second rule set.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 from kdskills.bundle import SkillsDescriptor
 from kdskills.errors import CallerMustAct, Diagnostic, PolicyUnavailable, StrPath, path_argument
 from kdskills.session.codes import not_found
-from kdskills.skills.model import Skill, TokenCounter
+from kdskills.skills.model import Skill
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
-from kdskills.skills.selection import By, Granted, Refused, Rules
+from kdskills.skills.selection import Refused, Rules
 from kdskills.skills.snapshot import Snapshot
 from kdskills.turn.export import SubsystemState
 from kdskills.turn.view import SkillView, build_view
@@ -25,59 +25,8 @@ from kdskills.turn.view import SkillView, build_view
 Locations = Literal["host", "logical", "none"]
 
 
-class CatalogText(Protocol):
-    """A rendered catalog, as `SkillView.catalog` returns it."""
-
-    @property
-    def text(self) -> str:
-        """The text."""
-
-    @property
-    def level(self) -> int:
-        """0 full to 4 partial."""
-
-    @property
-    def shown(self) -> int:
-        """Entries shown."""
-
-    @property
-    def total(self) -> int:
-        """Entries there are."""
-
-
-class Gate(Protocol):
-    """What a session needs of a `SkillView`."""
-
-    @property
-    def consumer(self) -> str | None:
-        """Whose view it is."""
-
-    @property
-    def skills(self) -> Mapping[str, Skill]:
-        """Loadable skills by full id."""
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """`{name: full id}` of the listed skills."""
-
-    @property
-    def digest(self) -> str:
-        """Changes whenever an answer may."""
-
-    def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
-        """Grant or refuse *ref*."""
-
-    def catalog(
-        self,
-        format: Literal["gallery", "xml", "json"] = "gallery",  # noqa: A002 - the name of the public argument
-        *,
-        budget: int | None = None,
-        count: TokenCounter = ...,
-        locations: Locations = "logical",
-        pinned: Sequence[str] = (),
-        search_hint: str | None = None,
-    ) -> CatalogText:
-        """Render the listed skills."""
+Gate = SkillView
+"""What a session asks before each use of a skill: a view, live or frozen."""
 
 
 class Subsystem(Protocol):

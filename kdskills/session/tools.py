@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from kdskills.errors import KdskillsError, ModelMustAct, SessionError
 from kdskills.models import ToolSpec
-from kdskills.prompts import ActiveEntry, hidden_alias, render_active
+from kdskills.prompts import ActiveEntry, Catalog, hidden_alias, render_active
 from kdskills.session import loading, reading, scripts
 from kdskills.session.approval import origin_of
 from kdskills.session.codes import invalid, refuse
@@ -33,7 +33,7 @@ from kdskills.session.receipts import (
     ToolSuccess,
     UnloadReceipt,
 )
-from kdskills.session.source import CatalogText, Gate, names_by_id
+from kdskills.session.source import Gate, names_by_id
 
 MAX_ENUM: Final = 250
 
@@ -315,7 +315,7 @@ class Catalogs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._texts: OrderedDict[Hashable, CatalogText] = OrderedDict()
+        self._texts: OrderedDict[Hashable, Catalog] = OrderedDict()
         self._specs: OrderedDict[Hashable, tuple[ToolSpec, ...]] = OrderedDict()
 
     def _once(self, cache: OrderedDict[Hashable, V], key: Hashable, make: Callable[[], V]) -> V:
@@ -330,7 +330,7 @@ class Catalogs:
                 cache.popitem(last=False)
         return value
 
-    def catalog_text(self, core: Core, call: Call, gate: Gate, pinned: Sequence[str]) -> CatalogText:
+    def catalog_text(self, core: Core, call: Call, gate: Gate, pinned: Sequence[str]) -> Catalog:
         """Return the XML catalog within the budget. Active skills matter only where not all fit."""
         budget = core.budget(call.scope).catalog
         count = call.scope.count or core.config.count
