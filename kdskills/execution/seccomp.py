@@ -12,8 +12,10 @@ stream sockets stay, because event loops are built on them and they lead nowhere
 from __future__ import annotations
 
 import errno
+import functools
+import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -76,77 +78,38 @@ class SyscallRule:
         return self.x86_64 if arch == "x86_64" else self.aarch64
 
 
+def _plain(error: int = errno.EPERM, /, **numbers: tuple[int | None, int | None]) -> Iterator[SyscallRule]:
+    """Give rules that refuse calls whatever their arguments, by their numbers on x86_64 and aarch64."""
+    return (SyscallRule(name, x86_64, aarch64, error) for name, (x86_64, aarch64) in numbers.items())
+
+
 _SOCKETS = Only(0, "not_in", tuple(FAMILIES.values()))
 
 RULES: Final[tuple[SyscallRule, ...]] = (
     # other processes
-    SyscallRule("ptrace", 101, 117),
-    SyscallRule("process_vm_readv", 310, 270),
-    SyscallRule("process_vm_writev", 311, 271),
-    SyscallRule("process_madvise", 440, 440),
-    SyscallRule("pidfd_getfd", 438, 438),
-    SyscallRule("kcmp", 312, 272),
+    *_plain(ptrace=(101, 117), process_vm_readv=(310, 270), process_vm_writev=(311, 271), process_madvise=(440, 440)),
+    *_plain(pidfd_getfd=(438, 438), kcmp=(312, 272)),
     # mounts and roots
-    SyscallRule("mount", 165, 40),
-    SyscallRule("umount2", 166, 39),
-    SyscallRule("pivot_root", 155, 41),
-    SyscallRule("chroot", 161, 51),
-    SyscallRule("open_tree", 428, 428),
-    SyscallRule("move_mount", 429, 429),
-    SyscallRule("fsopen", 430, 430),
-    SyscallRule("fsconfig", 431, 431),
-    SyscallRule("fsmount", 432, 432),
-    SyscallRule("fspick", 433, 433),
-    SyscallRule("mount_setattr", 442, 442),
-    SyscallRule("open_tree_attr", 467, 467),
-    SyscallRule("name_to_handle_at", 303, 264),
-    SyscallRule("open_by_handle_at", 304, 265),
-    SyscallRule("fanotify_init", 300, 262),
-    SyscallRule("quotactl", 179, 60),
-    SyscallRule("quotactl_fd", 443, 443),
-    SyscallRule("swapon", 167, 224),
-    SyscallRule("swapoff", 168, 225),
-    SyscallRule("acct", 163, 89),
+    *_plain(mount=(165, 40), umount2=(166, 39), pivot_root=(155, 41), chroot=(161, 51), open_tree=(428, 428)),
+    *_plain(move_mount=(429, 429), fsopen=(430, 430), fsconfig=(431, 431), fsmount=(432, 432), fspick=(433, 433)),
+    *_plain(mount_setattr=(442, 442), open_tree_attr=(467, 467), name_to_handle_at=(303, 264)),
+    *_plain(open_by_handle_at=(304, 265), fanotify_init=(300, 262), quotactl=(179, 60), quotactl_fd=(443, 443)),
+    *_plain(swapon=(167, 224), swapoff=(168, 225), acct=(163, 89)),
     # namespaces
-    SyscallRule("unshare", 272, 97),
-    SyscallRule("setns", 308, 268),
+    *_plain(unshare=(272, 97), setns=(308, 268)),
     SyscallRule("clone", 56, 220, only=Only(0, "any_bit", tuple(CLONE_NEW.values()))),
     SyscallRule("clone3", 435, 435, error=errno.ENOSYS),
-    SyscallRule("sethostname", 170, 161),
-    SyscallRule("setdomainname", 171, 162),
+    *_plain(sethostname=(170, 161), setdomainname=(171, 162)),
     # kernel interfaces with a long history of holes
-    SyscallRule("bpf", 321, 280),
-    SyscallRule("perf_event_open", 298, 241),
-    SyscallRule("io_uring_setup", 425, 425),
-    SyscallRule("io_uring_enter", 426, 426),
-    SyscallRule("io_uring_register", 427, 427),
-    SyscallRule("userfaultfd", 323, 282),
-    SyscallRule("add_key", 248, 217),
-    SyscallRule("request_key", 249, 218),
-    SyscallRule("keyctl", 250, 219),
-    SyscallRule("move_pages", 279, 239),
-    SyscallRule("migrate_pages", 256, 238),
-    SyscallRule("lookup_dcookie", 212, 18),
-    SyscallRule("nfsservctl", 180, 42),
-    SyscallRule("vhangup", 153, 58),
-    SyscallRule("uselib", 134, None),
-    SyscallRule("_sysctl", 156, None),
-    SyscallRule("sysfs", 139, None),
-    SyscallRule("modify_ldt", 154, None),
-    SyscallRule("iopl", 172, None),
-    SyscallRule("ioperm", 173, None),
+    *_plain(bpf=(321, 280), perf_event_open=(298, 241), io_uring_setup=(425, 425), io_uring_enter=(426, 426)),
+    *_plain(io_uring_register=(427, 427), userfaultfd=(323, 282), add_key=(248, 217), request_key=(249, 218)),
+    *_plain(keyctl=(250, 219), move_pages=(279, 239), migrate_pages=(256, 238), lookup_dcookie=(212, 18)),
+    *_plain(nfsservctl=(180, 42), vhangup=(153, 58), uselib=(134, None), _sysctl=(156, None), sysfs=(139, None)),
+    *_plain(modify_ldt=(154, None), iopl=(172, None), ioperm=(173, None)),
     # modules, kexec, clocks, the kernel's log
-    SyscallRule("init_module", 175, 105),
-    SyscallRule("finit_module", 313, 273),
-    SyscallRule("delete_module", 176, 106),
-    SyscallRule("kexec_load", 246, 104),
-    SyscallRule("kexec_file_load", 320, 294),
-    SyscallRule("reboot", 169, 142),
-    SyscallRule("settimeofday", 164, 170),
-    SyscallRule("adjtimex", 159, 171),
-    SyscallRule("clock_settime", 227, 112),
-    SyscallRule("clock_adjtime", 305, 266),
-    SyscallRule("syslog", 103, 116),
+    *_plain(init_module=(175, 105), finit_module=(313, 273), delete_module=(176, 106), kexec_load=(246, 104)),
+    *_plain(kexec_file_load=(320, 294), reboot=(169, 142), settimeofday=(164, 170), adjtimex=(159, 171)),
+    *_plain(clock_settime=(227, 112), clock_adjtime=(305, 266), syslog=(103, 116)),
     # arguments
     SyscallRule("personality", 135, 92, only=Only(0, "not_in", (0,))),
     SyscallRule("ioctl", 16, 29, only=Only(1, "in", tuple(TERMINAL_INJECTION.values()))),
@@ -206,23 +169,14 @@ def _test(only: Only, deny: Instruction) -> list[Instruction]:
     """Return what refuses a call whose argument is as *only* says, and goes on past its end otherwise."""
     load = Instruction(_LOAD, 0, 0, _ARGS + 8 * only.arg)  # the low word: both architectures are little endian
     if only.test == "any_bit":
-        mask = 0
-        for value in only.values:
-            mask |= value
+        mask = functools.reduce(operator.or_, only.values)
         return [load, Instruction(_JSET, 0, 1, mask), deny]
-    count = len(only.values)
-    if only.test == "not_in":  # a hit jumps over the refusal
-        return [
-            load,
-            *(Instruction(_JEQ, count - position, 0, value) for position, value in enumerate(only.values)),
-            deny,
-        ]
-    last = [Instruction(_JEQ, 0, 1, only.values[-1]), deny]
-    return [
-        load,
-        *(Instruction(_JEQ, count - 1 - position, 0, v) for position, v in enumerate(only.values[:-1])),
-        *last,
-    ]
+    # One comparison per value, the last first: a hit jumps to the refusal, or for `not_in` over it.
+    allowed, last = int(only.test == "not_in"), len(only.values) - 1
+    jumps = [Instruction(_JEQ, last - at + allowed, 0, value) for at, value in enumerate(only.values)]
+    if not allowed:
+        jumps[-1] = Instruction(_JEQ, 0, 1, only.values[-1])
+    return [load, *jumps, deny]
 
 
 def docker_profile() -> dict[str, object]:
@@ -273,30 +227,16 @@ _STREAM, _NONBLOCK, _CLOEXEC = 1, 0x800, 0x80000
 _PAIRS: Final = tuple(_STREAM | nonblock | cloexec for nonblock in (0, _NONBLOCK) for cloexec in (0, _CLOEXEC))
 
 NO_SOCKETS: Final[tuple[SyscallRule, ...]] = (
-    SyscallRule("socket", 41, 198, error=errno.EACCES),
+    *_plain(errno.EACCES, socket=(41, 198)),
     SyscallRule(
         "socketpair", 53, 199, error=errno.EACCES, only=Only(0, "not_in", (1,)), also=Only(1, "not_in", _PAIRS)
     ),
-    SyscallRule("connect", 42, 203, error=errno.EACCES),
-    SyscallRule("bind", 49, 200, error=errno.EACCES),
-    SyscallRule("listen", 50, 201, error=errno.EACCES),
-    SyscallRule("accept", 43, 202, error=errno.EACCES),
-    SyscallRule("accept4", 288, 242, error=errno.EACCES),
+    *_plain(errno.EACCES, connect=(42, 203), bind=(49, 200), listen=(50, 201), accept=(43, 202), accept4=(288, 242)),
 )
 SHARED: Final[tuple[SyscallRule, ...]] = (
-    SyscallRule("shmget", 29, 194),
-    SyscallRule("shmat", 30, 196),
-    SyscallRule("shmctl", 31, 195),
-    SyscallRule("semget", 64, 190),
-    SyscallRule("semop", 65, 193),
-    SyscallRule("semctl", 66, 191),
-    SyscallRule("semtimedop", 220, 192),
-    SyscallRule("msgget", 68, 186),
-    SyscallRule("msgsnd", 69, 189),
-    SyscallRule("msgrcv", 70, 188),
-    SyscallRule("msgctl", 71, 187),
-    SyscallRule("mq_open", 240, 180),
-    SyscallRule("mq_unlink", 241, 181),
+    *_plain(shmget=(29, 194), shmat=(30, 196), shmctl=(31, 195), semget=(64, 190), semop=(65, 193), semctl=(66, 191)),
+    *_plain(semtimedop=(220, 192), msgget=(68, 186), msgsnd=(69, 189), msgrcv=(70, 188), msgctl=(71, 187)),
+    *_plain(mq_open=(240, 180), mq_unlink=(241, 181)),
     SyscallRule("inotify_add_watch", 254, 27),  # tells of other people's files without opening them
 )
 BY_PATH: Final = SyscallRule("truncate", 76, 45)
