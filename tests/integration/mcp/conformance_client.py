@@ -12,8 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kdskills.builtin.roots.mcp.content import verify
-from kdskills.builtin.roots.mcp.listing import McpListing
+from kdskills.builtin.roots.mcp.listing import McpListing, verify
 from kdskills.builtin.roots.mcp.wire import SdkServer, parse_address
 from kdskills.errors import ToolCallRefused
 from kdskills.session import SkillRuntime

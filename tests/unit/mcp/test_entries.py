@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdskills.builtin.roots.mcp.content import EntryRefused, read_entry, same_value
+from kdskills.builtin.roots.mcp.listing import EntryRefused, read_entry, same_value
 
 BASE = "skill://a/tidy"
 HEX = "sha256:" + "0" * 64

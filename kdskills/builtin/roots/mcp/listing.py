@@ -1,12 +1,16 @@
-"""The catalog of an MCP root: made of entries alone, with the sets of files the operator accepted.
+"""The catalog of an MCP root: a server's entries, checked before anything is made of them, and the files of its skills.
 
-The sets are kept in a file that several processes share.
+Files are fetched when used, checked on every read, and kept by digest. The sets of files the operator accepted are kept
+in a file that several processes share.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import re
+import secrets
 import tempfile
 import threading
 import time
@@ -15,25 +19,283 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
 
-from kdskills.builtin.roots.mcp.content import (
-    SKILL_FILE,
-    EntryRefused,
-    FarFiles,
-    ListedSkill,
-    Verify,
-    read_entry,
-    verify,
-)
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
-from kdskills.errors import Conflict, Diagnostic, KdskillsError, NotFound
+from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
 from kdskills.skills import Skill
 from kdskills.skills.digest import rows_digest
+from kdskills.skills.findings import FileFindings
+from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.listing import NO_STAMP, RootScan, SkillRecord
 from kdskills.skills.parse import parse_skill_bytes
-from kdskills.skills.private_files import open_private, private_folder
+from kdskills.skills.private_files import make_folder, open_private, private_folder, write_private
 from kdskills.skills.roots import SetChange
+from kdskills.skills.yaml_core import to_python
+
+SKILL_FILE: Final = "SKILL.md"
+MAX_FILES: Final = 512
+MAX_BYTES: Final = 16 * 1024 * 1024
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class EntryRefused(Exception):  # internal to this package: every one becomes a diagnostic
+    """Why an entry is not used."""
+
+
+@dataclass(frozen=True, slots=True)
+class FarFile:
+    """A file as the listing has it; `path` is relative to the skill."""
+
+    path: str
+    uri: str
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSkill:
+    """A skill as the listing has it. `files` is None when the server does not say (`"dynamic"`)."""
+
+    uri: str
+    frontmatter: Mapping[str, Any]
+    files: Mapping[str, FarFile] | None
+
+    @property
+    def base(self) -> str:
+        """Uri of the skill's directory, without a trailing slash."""
+        return self.uri.removesuffix(f"/{SKILL_FILE}")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Path of the skill's directory in the server's names."""
+        return tuple(unquote(part) for part in self.base.removeprefix("skill://").split("/"))
+
+    @property
+    def set_digest(self) -> str | None:
+        """Digest over every (uri, digest): what an approval is bound to. None when the server does not say."""
+        if self.files is None:
+            return None
+        return rows_digest(sorted((file.uri, file.size, file.digest) for file in self.files.values()))
+
+    @property
+    def tree(self) -> str | None:
+        """Digest of the tree that these files make, as of a folder."""
+        if self.files is None:
+            return None
+        rows = sorted(self.files.values(), key=lambda file: file.path.encode())
+        return rows_digest([(file.path, file.size, file.digest.removeprefix("sha256:")) for file in rows])
+
+
+def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> ListedSkill:
+    """Return an entry of `skills/list` or `skills/get`. Raises EntryRefused."""
+    uri, frontmatter, resources = row.get("uri"), row.get("frontmatter"), row.get("resources")
+    if not isinstance(uri, str) or not uri.startswith("skill://") or not uri.endswith(f"/{SKILL_FILE}"):
+        raise EntryRefused("its uri is no skill://…/SKILL.md")
+    if not isinstance(frontmatter, dict):
+        raise EntryRefused("it has no frontmatter")
+    base = uri.removesuffix(SKILL_FILE)
+    for part in base.removeprefix("skill://").removesuffix("/").split("/"):
+        _plain(unquote(part))
+    if resources == "dynamic":
+        if not allow_dynamic:
+            raise EntryRefused("its server does not say what files it has, and the root has no allow_dynamic")
+        return ListedSkill(uri, frontmatter, None)
+    if not isinstance(resources, list):
+        raise EntryRefused("it lists no resources")
+    if len(resources) > MAX_FILES:
+        raise EntryRefused(f"it lists more than {MAX_FILES} files")
+    files: dict[str, FarFile] = {}
+    for resource in resources:
+        file = _file(resource, base)
+        if file.path in files:
+            raise EntryRefused(f"it lists {file.path} twice")
+        files[file.path] = file
+    if SKILL_FILE not in files:
+        raise EntryRefused(f"it does not list its {SKILL_FILE}")
+    if sum(file.size for file in files.values()) > MAX_BYTES:
+        raise EntryRefused(f"its files have more than {MAX_BYTES >> 20} MiB")
+    folders = {path.rsplit("/", depth)[0] for path in files for depth in range(1, path.count("/") + 1)}
+    if folders & files.keys():
+        raise EntryRefused("a name is a file and a folder at once")
+    return ListedSkill(uri, frontmatter, files)
+
+
+def _file(resource: object, base: str) -> FarFile:
+    if not isinstance(resource, dict):
+        raise EntryRefused("a resource is no object")
+    uri, digest, size = resource.get("uri"), resource.get("digest"), resource.get("size")
+    if not isinstance(uri, str) or not uri.startswith(base):
+        raise EntryRefused("a resource lies outside its folder")
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise EntryRefused(f"{uri} has no sha256 digest")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise EntryRefused(f"{uri} has no size")
+    try:
+        parts = [unquote(part, errors="strict") for part in uri.removeprefix(base).split("/")]
+    except UnicodeDecodeError as error:
+        raise EntryRefused(f"{uri} is no UTF-8") from error
+    for part in parts:  # each by itself: an escaped slash must not make two of one
+        _plain(part)
+    return FarFile("/".join(parts), uri, digest, size)
+
+
+def _plain(part: str) -> None:
+    """Refuse a part of a path that could mean another place. Raises EntryRefused."""
+    if part in {"", ".", ".."} or any(char in "/\\?#" or ord(char) < 32 for char in part) or len(part.encode()) > 255:
+        raise EntryRefused("a path has empty, dotted or unsafe parts")
+
+
+def same_value(first: object, second: object) -> bool:
+    """Whether two JSON values are one: numbers by value, everything else by kind too."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same_value(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same_value, first, second))
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    numbers = isinstance(first, int | float) and isinstance(second, int | float)
+    return first == second and (numbers or type(first) is type(second))
+
+
+Verify = Callable[[ListedSkill, str, bytes], str | None]
+"""Takes an entry, a path and the bytes that came for it; returns what is wrong with them, or None."""
+
+MISMATCH: Final = "mcp_mismatch"
+
+
+def verify(entry: ListedSkill, path: str, data: bytes) -> str | None:
+    """Compare bytes with what the listing says: size, digest, and the fields of a SKILL.md. None: they agree."""
+    if entry.files is not None:
+        file = entry.files.get(path)
+        if file is None:
+            return "unlisted"
+        if len(data) != file.size:
+            return "size"
+        if digest_of(data) != file.digest:
+            return "digest"
+    if path == SKILL_FILE:
+        header = read_frontmatter(data, FileFindings("lenient", SKILL_FILE))
+        if header is None or header.repairs or header.document.duplicates:
+            return "frontmatter"
+        return None if same_value(to_python(header.fields), dict(entry.frontmatter)) else "frontmatter"
+    return None
+
+
+class FarFiles:
+    """Content of a remote skill; implements `kdskills.skills.roots.FarContent`.
+
+    Args:
+        entry: What the listing says.
+        server: Where the files are; no other place is read from.
+        cache: Folder of fetched files by digest.
+        changed: Called when what came is not what is listed, so that the entry is looked up again.
+        check: Compares bytes with the entry.
+    """
+
+    def __init__(
+        self,
+        entry: ListedSkill,
+        server: Server,
+        cache: Path,
+        changed: Callable[[ListedSkill], None],
+        check: Verify = verify,
+    ) -> None:
+        self.entry = entry
+        self._server = server
+        self._cache = cache
+        self._changed = changed
+        self._verify = check
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every listed file."""
+        return tuple(sorted(self.entry.files or ()))
+
+    def check(self, path: str) -> None:
+        """Return when *path* is listed. Raises FileRefused."""
+        if self.entry.files is not None and path not in self.entry.files:
+            folder = any(name.startswith(f"{path}/") for name in self.entry.files)
+            code = "not_regular" if folder else "file_missing"
+            raise FileRefused(f"{path} is no file of this skill", code=code, path=path)
+
+    def fetch(self, path: str, limit: int) -> bytes:
+        """Return the checked bytes of *path*, from the cache when they are still those. Raises FileRefused."""
+        self.check(path)
+        file = None if self.entry.files is None else self.entry.files[path]
+        too_large = FileRefused(f"{path} has more than {limit} bytes", code="too_large", path=path, limit=limit)
+        if file is not None:
+            if file.size > limit:
+                raise too_large
+            cached = self._cached(file.digest)
+            if cached is not None and self._verify(self.entry, path, cached) is None:
+                return cached
+        uri = f"{self.entry.base}/{quote(path)}" if file is None else file.uri
+        try:
+            data = self._server.read((uri,))[0]
+        except ServerFailed as error:
+            raise FileRefused(error.message, code="unreadable", path=path, reason="server") from error
+        if len(data) > limit:
+            raise too_large
+        reason = self._verify(self.entry, path, data)
+        if reason is not None:
+            self._changed(self.entry)
+            message = f"{path} is not what its server listed ({reason}): changed, needs approval"
+            raise FileRefused(message, code=MISMATCH, path=path, reason=reason)
+        if file is not None and digest_of(data) == file.digest:
+            private_folder(self._cache)
+            with tempfile.NamedTemporaryFile(dir=self._cache, prefix=".new-", delete=False) as new:
+                new.write(data)
+            Path(new.name).replace(self._cache / file.digest.removeprefix("sha256:"))
+        return data
+
+    @contextmanager
+    def materialized(self) -> Iterator[Path]:
+        """Give a folder with every listed file, and remove it afterwards. Raises FileRefused."""
+        if self.entry.files is None:
+            raise FileRefused("the server does not say what files this skill has", code="unreadable", path=".")
+        private_folder(self._cache)
+        with tempfile.TemporaryDirectory(prefix="tree-", dir=self._cache) as name:
+            top = Path(name)
+            for path in self.paths:
+                target = top / path
+                make_folder(target.parent)
+                write_private(target, self.fetch(path, MAX_BYTES))
+            yield top
+
+    def body(self) -> str:
+        """Return the instructions. Raises FileRefused."""
+        data = self.fetch(SKILL_FILE, MAX_BYTES)
+        skill = parse_skill_bytes(data, folder=self.entry.parts[-1]).skill
+        if skill is None:
+            raise FileRefused(f"{SKILL_FILE} does not parse", code="unreadable", path=SKILL_FILE, reason="frontmatter")
+        return skill.body
+
+    def compact(self) -> str | None:
+        """Return None: a short variant is a file like any other, read only when asked for."""
+        return None
+
+    def sources(self) -> tuple[Mapping[str, Any], ...]:
+        """Return nothing: a turn does not take sources from servers."""
+        return ()
+
+    def tree_digest(self) -> str:
+        """Return the digest of the listed set; without a list a new random one each time, so nothing is cached by it."""
+        return self.entry.tree or f"sha256:{secrets.token_hex(32)}"
+
+    def _cached(self, digest: str) -> bytes | None:
+        try:
+            data = (self._cache / digest.removeprefix("sha256:")).read_bytes()
+        except OSError:  # missing or unreadable: it is fetched again
+            return None
+        return data if digest_of(data) == digest else None
+
+
+def digest_of(data: bytes) -> str:
+    """Return `sha256:` and the hex digest."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
 
 ACCEPTED: Final = "accepted.json"
 NEVER: Final = ""
@@ -51,11 +313,15 @@ class FileSet:
     files: Mapping[str, str] | None = None
 
     @classmethod
-    def from_skill(cls, entry: ListedSkill) -> FileSet | None:
-        """Return the set of an entry; None when the server does not say what files there are."""
-        if entry.files is None or entry.set_digest is None:
-            return None
-        return cls(entry.set_digest, {path: file.digest for path, file in entry.files.items()})
+    def from_row(cls, value: Any) -> FileSet:
+        """Return the set in a row of the file; a malformed row gives a set that equals none, and so needs approval."""
+        if isinstance(value, str):
+            return cls(value)
+        if not isinstance(value, dict) or not isinstance(value.get("set"), str):
+            return cls(NEVER)
+        files = value.get("files")
+        has_digests = isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
+        return cls(value["set"], files if has_digests else None)
 
     def change(self, uri: str, full_id: str, accepted: FileSet | None) -> SetChange:
         """Return what is different from the set that was accepted."""
@@ -90,7 +356,7 @@ class AcceptedSets:
             return {}
         except (OSError, ValueError):
             return None
-        return {str(uri): _set_of(value) for uri, value in rows.items()} if isinstance(rows, dict) else None
+        return {str(uri): FileSet.from_row(value) for uri, value in rows.items()} if isinstance(rows, dict) else None
 
     def note(self, first: Mapping[str, FileSet]) -> Sets | None:
         """Accept what is listed for the first time, and return everything accepted. Raises OSError."""
@@ -124,22 +390,10 @@ class AcceptedSets:
         Path(new.name).replace(self._folder / ACCEPTED)
 
 
-def _set_of(value: Any) -> FileSet:
-    """Return the set in a row of the file; a malformed row gives a set that equals none, and so needs approval."""
-    if isinstance(value, str):
-        return FileSet(value)
-    if not isinstance(value, dict) or not isinstance(value.get("set"), str):
-        return FileSet(NEVER)
-    files = value.get("files")
-    has_digests = isinstance(files, dict) and all(isinstance(digest, str) for digest in files.values())
-    return FileSet(value["set"], files if has_digests else None)
-
-
 FRESH_S: Final = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedRow:
+class _CheckedRow(NamedTuple):
     entry: ListedSkill | None
     uri: str
     problem: str = ""
@@ -176,7 +430,9 @@ class McpListing:
         self._dynamic = allow_dynamic
         self._check = check
         self._clock = clock
-        self._in_background = in_background or self._in_thread
+        self._in_background = in_background or (
+            lambda task: threading.Thread(target=task, name=f"mcp-{label}-listing", daemon=True).start()
+        )
         self._lock = threading.RLock()
         self._looked: float | None = None
         self._entries: dict[str, _CheckedRow] = {}
@@ -204,11 +460,7 @@ class McpListing:
             self._looked = self._clock()
         # `_looked` was renewed under the lock: one call a minute comes this far.
         self._in_background(self._look)
-        with self._lock:
-            return self._scan
-
-    def _in_thread(self, task: Callable[[], None]) -> None:
-        threading.Thread(target=task, name=f"mcp-{self._label}-listing", daemon=True).start()
+        return self._scan
 
     def _look(self) -> None:
         """Ask the server without the lock, so that `scan` does not wait, and take its answer."""
@@ -237,7 +489,8 @@ class McpListing:
     def _unreachable(self, problem: str) -> None:
         words = f"The skills of {self._label} cannot be listed now: {problem.rstrip('.')}."
         note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self._label}")
-        self._set(replace(self._scan, notes=(note,)))
+        if self._scan.notes != (note,):
+            self._scan = replace(self._scan, notes=(note,))
 
     def add(self, uri: str) -> str:
         """Add a skill that the server does not list, by its uri, and return its full id.
@@ -311,17 +564,19 @@ class McpListing:
             )
             self._rebuild()
 
-    # ---- making the catalog; the lock is held --------------------------------------------------------------------
+    # What follows makes the catalog; the lock is held.
 
     def _usable(self) -> dict[str, ListedSkill]:
-        return {
-            uri: checked.entry for uri, checked in (self._added | self._entries).items() if checked.entry is not None
-        }
+        rows = self._added | self._entries
+        return {uri: checked.entry for uri, checked in rows.items() if checked.entry is not None}
 
     def _sets(self) -> Sets:
         """Return the sets of files listed now; skills whose server does not say are left out."""
-        sets = {uri: FileSet.from_skill(entry) for uri, entry in self._usable().items()}
-        return {uri: file_set for uri, file_set in sets.items() if file_set is not None}
+        return {
+            uri: FileSet(entry.set_digest, {path: file.digest for path, file in entry.files.items()})
+            for uri, entry in self._usable().items()
+            if entry.files is not None and entry.set_digest is not None
+        }
 
     def _ids(self) -> dict[str, str]:
         """Return an id for each usable entry: its name, with path parts in front where names are equal."""
@@ -347,17 +602,11 @@ class McpListing:
                 continue
             changed = accepted is None or (uri in sets and _differs(sets[uri], uri, accepted))
             record = self._record(ids[uri], checked.entry, changed=changed)
-            former = before.get(record.path)
-            unchanged = (
-                former is not None
-                and former.digests == record.digests
-                and (former.skill is None) == (record.skill is None)
-            )
-            records[record.path] = former if unchanged and former is not None else record
+            former = before.get(record.path, record)
+            unchanged = former.digests == record.digests and (former.skill is None) == (record.skill is None)
+            records[record.path] = former if unchanged else record
         total = rows_digest([(path, *record.digests) for path, record in records.items()])
-        self._set(RootScan(0, {}, records, tuple(notes), total, present=True))
-
-    def _set(self, scan: RootScan) -> None:
+        scan = RootScan(0, {}, records, tuple(notes), total, present=True)
         if scan != self._scan:
             self._scan = scan
 
@@ -367,12 +616,10 @@ class McpListing:
         if changed:
             skill = None
             findings = (_note(self._label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval"),)
-        identity = rows_digest(
-            [(entry.uri, json.dumps(dict(entry.frontmatter), sort_keys=True), entry.set_digest or "")]
-        )
-        return SkillRecord(
-            skill_id, "", (), (SKILL_FILE,), (identity,), NO_STAMP, 0, (), (), full_id, skill, findings
-        )  # fmt: skip
+        frontmatter = json.dumps(dict(entry.frontmatter), sort_keys=True)
+        identity = rows_digest([(entry.uri, frontmatter, entry.set_digest or "")])
+        facts = (NO_STAMP, 0, (), ())
+        return SkillRecord(skill_id, "", (), (SKILL_FILE,), (identity,), *facts, full_id, skill, findings)
 
     def _skill(self, skill_id: str, entry: ListedSkill) -> tuple[Skill | None, tuple[Diagnostic, ...]]:
         text = json.dumps(dict(entry.frontmatter), ensure_ascii=False)
@@ -399,15 +646,9 @@ class McpListing:
 
 
 def _note(label: str, code: str, severity: Any, ref: str, problem: str) -> Diagnostic:
-    return Diagnostic(
-        code,
-        severity,
-        f"{ref} of the MCP server {label} {problem}.",
-        ref=ref,
-        fix=f"See what changed with `kdskills mcp accept {label} --dry-run`, then accept it without --dry-run."
-        if code == "mcp_changed"
-        else None,
-    )
+    fix = f"See what changed with `kdskills mcp accept {label} --dry-run`, then accept it without --dry-run."
+    words = f"{ref} of the MCP server {label} {problem}."
+    return Diagnostic(code, severity, words, ref=ref, fix=fix if code == "mcp_changed" else None)
 
 
 def _differs(file_set: FileSet, uri: str, accepted: Sets | None) -> bool:
