@@ -21,7 +21,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -143,36 +143,29 @@ class Connection:
                     ask = await self._connect(stack)
                 while True:
                     woken.clear()
-                    for pending in self._next_questions():
+                    with self._lock:
+                        questions = list(self._waiting)
+                        self._waiting.clear()
+                    for pending in questions:
                         task = loop.create_task(self._answer(pending, ask))
                         running.add(task)
                         task.add_done_callback(over)
-                    if not running and self._finished():
+                    with self._lock:
+                        finished = not running and not self._open and not self._waiting
+                    if finished:
                         return
-                    await self._woken(woken, busy=bool(running))
+                    try:
+                        async with asyncio.timeout(None if running else self._idle_s):
+                            await woken.wait()
+                    except TimeoutError:  # quiet for long enough: no more is taken
+                        with self._lock:
+                            self._open = self._open and bool(self._waiting)
         finally:
+            with self._lock:  # nobody may wake a loop that is about to close
+                self._open, self._wake = False, None
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-
-    async def _woken(self, woken: asyncio.Event, *, busy: bool) -> None:
-        """Wait for a question, for an answer, or until it was quiet for long enough: then no more is taken."""
-        try:
-            async with asyncio.timeout(None if busy else self._idle_s):
-                await woken.wait()
-        except TimeoutError:
-            with self._lock:
-                self._open = self._open and bool(self._waiting)
-
-    def _next_questions(self) -> list[_PendingQuestion]:
-        with self._lock:
-            questions = list(self._waiting)
-            self._waiting.clear()
-        return questions
-
-    def _finished(self) -> bool:
-        with self._lock:
-            return not self._open and not self._waiting
 
     async def _answer(self, pending: _PendingQuestion, ask: Ask) -> None:
         try:
@@ -236,18 +229,12 @@ def parse_address(uri: str) -> McpAddress:
         raise _bad(uri, f"the address cannot be read: {error}") from error
     if not host or parts.username is not None or parts.password is not None:
         raise _bad(uri, "it must name a host, without a user or password")
-    if parts.scheme == "http" and not _loopback(host):
+    loopback = host == "localhost"
+    with suppress(ValueError):
+        loopback = loopback or ipaddress.ip_address(host).is_loopback
+    if parts.scheme == "http" and not loopback:
         raise _bad(uri, "plain http is for servers on loopback; use mcp+https")
     return McpAddress(label, url=url, allow_dynamic=dynamic)
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bad(uri: str, problem: str) -> BadRequest:
@@ -270,19 +257,13 @@ class ServerFailed(OperatorMustAct):
 
 
 class Server(Protocol):
-    """What a root asks its server. Every method raises ServerFailed."""
+    """What a root asks its server, as `SdkServer` does. Every method raises ServerFailed."""
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return all pages of `skills/list`."""
-        ...
+    def entries(self) -> list[dict[str, Any]]: ...  # noqa: D102
 
-    def entry(self, uri: str) -> dict[str, Any]:
-        """Return one entry by `skills/get`."""
-        ...
+    def entry(self, uri: str) -> dict[str, Any]: ...  # noqa: D102
 
-    def read(self, uris: tuple[str, ...]) -> list[bytes]:
-        """Return the bytes of files by `resources/read`, as the server gives them."""
-        ...
+    def read(self, uris: tuple[str, ...]) -> list[bytes]: ...  # noqa: D102
 
 
 class SdkServer:
@@ -303,7 +284,7 @@ class SdkServer:
         self._closing: weakref.finalize[..., Any] | None = None
 
     def entries(self) -> list[dict[str, Any]]:
-        """Return all pages of `skills/list`. Raises ServerFailed."""
+        """Return all pages of `skills/list`."""
 
         async def pages(ask: Ask) -> list[dict[str, Any]]:
             rows: list[dict[str, Any]] = []
@@ -323,7 +304,7 @@ class SdkServer:
         return self._run(pages)
 
     def entry(self, uri: str) -> dict[str, Any]:
-        """Return one entry by `skills/get`. Raises ServerFailed."""
+        """Return one entry by `skills/get`."""
 
         async def get(ask: Ask) -> dict[str, Any]:
             row = (await ask("skills/get", {"uri": uri})).get("skill")
@@ -334,7 +315,7 @@ class SdkServer:
         return self._run(get)
 
     def read(self, uris: tuple[str, ...]) -> list[bytes]:
-        """Return files by `resources/read`. Raises ServerFailed."""
+        """Return the bytes of files by `resources/read`, as the server gives them."""
 
         async def every(ask: Ask) -> list[bytes]:
             return [content_of(await ask("resources/read", {"uri": uri}), uri) for uri in uris]
@@ -342,18 +323,15 @@ class SdkServer:
         return self._run(every)
 
     def _run(self, question: Question[T]) -> T:
-        answer, proven = self._ask(question)
-        try:
-            return answer.result()
-        except Exception as error:  # noqa: BLE001 - raised again in one form, or asked once more
-            first = error
-        if not proven or isinstance(first, TimeoutError) or _is_answer(first):
-            raise _failed(self._address.label, first, self._timeout_s)
-        answer, _ = self._ask(question)
-        try:
-            return answer.result()
-        except Exception as error:  # noqa: BLE001 - raised again in one form
-            raise _failed(self._address.label, error, self._timeout_s) from first
+        first: Exception | None = None
+        while True:
+            answer, proven = self._ask(question)
+            try:
+                return answer.result()
+            except Exception as error:  # noqa: BLE001 - raised again in one form, or asked once more
+                if first is not None or not proven or isinstance(error, TimeoutError) or _is_answer(error):
+                    raise _failed(self._address.label, error, self._timeout_s) from first
+                first = error
 
     def _ask(self, question: Question[T]) -> tuple[Future[T], bool]:
         """Ask on the open connection or a new one; return the answer's future, and whether that connection had worked."""
@@ -408,8 +386,8 @@ async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
 def content_of(answer: dict[str, Any], uri: str) -> bytes:
     """Return the bytes of the one content of *uri* in an answer to `resources/read`. Raises ServerFailed."""
     contents = answer.get("contents")
-    rows = [row for row in contents if isinstance(row, dict)] if isinstance(contents, list) else []
-    matching = [row for row in rows if row.get("uri") == uri]
+    rows = contents if isinstance(contents, list) else []
+    matching = [row for row in rows if isinstance(row, dict) and row.get("uri") == uri]
     if len(matching) != 1:
         raise ServerFailed(f"the answer to resources/read does not hold {uri} once")
     text, blob = matching[0].get("text"), matching[0].get("blob")
@@ -427,11 +405,11 @@ def _is_answer(error: BaseException) -> bool:
     """Whether an error is what the server answered, on a connection that works."""
     if isinstance(error, ServerFailed):
         return True
-    try:
+    with suppress(ModuleNotFoundError):
         from mcp.shared.exceptions import MCPError
-    except ModuleNotFoundError:
-        return False
-    return isinstance(error, MCPError) and error.code not in LOST
+
+        return isinstance(error, MCPError) and error.code not in LOST
+    return False
 
 
 def _failed(label: str, error: Exception, timeout_s: float) -> Exception:
