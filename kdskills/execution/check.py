@@ -32,27 +32,20 @@ class OutputGlob:
 
     def matches(self, path: tuple[str, ...]) -> bool:
         """Whether the whole path matches."""
-        states = self._walk(path)
-        return len(self.parts) in states
+        return len(self.parts) in self._walk(path)
 
     def may_lie_below(self, folder: tuple[str, ...]) -> bool:
         """Whether something below *folder* could still match, so that the walk must enter it."""
-        return any(state < len(self.parts) for state in self._walk(folder))
+        return min(self._walk(folder), default=len(self.parts)) < len(self.parts)
 
     def _walk(self, path: tuple[str, ...]) -> set[int]:
         """Return how many parts of the pattern may have been used up after *path*."""
         states = self._skip({0})
         for name in path:
-            states = self._skip({after for state in states for after in self._step(state, name)})
+            used = {state for state in states if state < len(self.parts)}
+            matching = {(state, part) for state in used if (part := self.parts[state]) is None or part.match(name)}
+            states = self._skip({state if part is None else state + 1 for state, part in matching})
         return states
-
-    def _step(self, state: int, name: str) -> set[int]:
-        if state == len(self.parts):
-            return set()
-        part = self.parts[state]
-        if part is None:
-            return {state}
-        return {state + 1} if part.match(name) else set()
 
     def _skip(self, states: set[int]) -> set[int]:
         """Add what follows each `**`, which may stand for no folder at all."""
@@ -146,8 +139,7 @@ def check_request(request: ExecRequest) -> RunPlan:
         *_env_errors(request),
         *_skill_errors(request),
         *_input_errors(request),
-        *_output_errors(request),
-        *_workdir_errors(request),
+        *_path_errors(request),
         *_label_errors(request),
     ]
     if errors:
@@ -209,15 +201,13 @@ def output_problem(path: str) -> str | None:
 
 def shown_path(path: str) -> str:
     """Return *path* on one line for people: what is not printable, or no UTF-8, is written as escapes."""
-    if path.isprintable():
-        return path
-    return "".join(char if char.isprintable() else _escaped(char) for char in path)
 
+    def escaped(char: str) -> str:
+        if "\udc80" <= char <= "\udcff":  # a byte that is no UTF-8, as the system's calls hand it over
+            return f"\\x{ord(char) - 0xDC00:02x}"
+        return char.encode("unicode_escape").decode("ascii")
 
-def _escaped(char: str) -> str:
-    if "\udc80" <= char <= "\udcff":  # a byte that is no UTF-8, as the system's calls hand it over
-        return f"\\x{ord(char) - 0xDC00:02x}"
-    return char.encode("unicode_escape").decode("ascii")
+    return "".join(char if char.isprintable() else escaped(char) for char in path)
 
 
 def env_problem(name: str) -> str | None:
@@ -348,16 +338,13 @@ def _input_errors(request: ExecRequest) -> Iterator[str]:
             yield f"input path {clash!r} is both a file and a folder"
 
 
-def _output_errors(request: ExecRequest) -> Iterator[str]:
+def _path_errors(request: ExecRequest) -> Iterator[str]:
     if len(request.outputs) > MAX_GLOBS:
         yield f"more than {MAX_GLOBS} outputs are declared"
     for pattern in request.outputs:
         problem = path_problem(pattern)
         if problem:
             yield f"output {pattern!r} {problem}"
-
-
-def _workdir_errors(request: ExecRequest) -> Iterator[str]:
     if request.workdir == ".":
         return
     inside_skills = request.workdir.startswith("/skills/")

@@ -21,18 +21,19 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from kdskills.errors import ExecFailed
-from kdskills.execution.dirs import cache_dir, discard_tree, private_dir
+from kdskills.execution.dirs import cache_dir, discard_tree, private_dir, write_note
 from kdskills.execution.stage import locked
 
 Build = Callable[[Path], None]
 
-_SKIPPED = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter"} | {
-    *("turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils")
+_SKIPPED = {
+    *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter"),
+    *("turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils"),
 }
 _DYNLOAD_SKIPPED = re.compile(r"^(_tkinter|_test|_ctypes_test|xx|_xx)")
 _LDD = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$")
@@ -56,12 +57,8 @@ def site_packages() -> str:
 
 def recipe(path: Path) -> list[tuple[str, bool]]:
     """Return (name, needed) of every line; `?` after a name says it may be missing."""
-    entries = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        words = line.split("#", 1)[0].split()
-        if words:
-            entries.append((words[0], "?" not in words[1:]))
-    return entries
+    lines = (line.split("#", 1)[0].split() for line in path.read_text(encoding="utf-8").splitlines())
+    return [(words[0], "?" not in words[1:]) for words in lines if words]
 
 
 def place_module(source: Path, target: Path) -> None:
@@ -174,8 +171,12 @@ class Copier:
         self._note(binary)
         stdlib = Path(sysconfig.get_path("stdlib"))
         target = self._top / "usr/local" / sys.platlibdir / name
-        for source in self._library(stdlib):
-            place_module(source, target / source.relative_to(stdlib))
+        for top, names, files in os.walk(stdlib):
+            names[:] = sorted(n for n in names if n not in _SKIPPED and not n.startswith(("config-", "lib-dynload")))
+            for file in sorted(files):
+                if not file.endswith((".pyc", ".exe", ".a", ".so")):
+                    source = Path(top, file)
+                    place_module(source, target / source.relative_to(stdlib))
         dynload = stdlib / "lib-dynload"
         if not dynload.is_dir():
             dynload = Path(sys.base_exec_prefix) / sys.platlibdir / name / "lib-dynload"
@@ -235,15 +236,6 @@ class Copier:
             if not target.exists():
                 shutil.copyfile(path.resolve(), target)
                 target.chmod(0o755)
-
-    def _library(self, stdlib: Path) -> Iterator[Path]:
-        for folder, names, files in os.walk(stdlib):
-            names[:] = sorted(
-                name for name in names if name not in _SKIPPED and not name.startswith(("config-", "lib-dynload"))
-            )
-            for name in sorted(files):
-                if not name.endswith((".pyc", ".exe", ".a", ".so")):
-                    yield Path(folder) / name
 
     def _note(self, path: Path) -> None:
         with path.open("rb") as stream:
@@ -311,7 +303,7 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
         *recipe(image_recipe_dir() / "packages.txt"),
         *((name, True) for name in sorted(packages)),
     ]
-    base_key, ours = _base_key(distributions), _our_files()
+    base_key, ours = _base_key(distributions), ground_floor_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
     entry = f"/{site_packages()}/kdskills_runtime/py_code_exec_entry.py"
@@ -319,7 +311,16 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
         with locked(top / ".lock"):
             if not final.is_dir():
                 base = _build_once(top, f"base-{base_key[:40]}", lambda work: _build_base(work, distributions))
-                _build_once(top, final.name, lambda work: _build_ours(base, work, ours))
+
+                def build_ours(work: Path) -> None:
+                    link_tree(base, work)
+                    site = work / site_packages()
+                    for inside, source in ours:
+                        place_module(source, site / inside)
+                    settle_modes(site / "kdskills")
+                    settle_modes(site / "kdskills_runtime")
+
+                _build_once(top, final.name, build_ours)
                 _prune(top, final.name, base.name)
     os.utime(final)
     return Rootfs(final, key, entry)
@@ -337,7 +338,8 @@ def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = (
         with locked(final.parent / ".tar.lock"):
             if not note.is_file():
                 digest = _write_tar(tree.path, final)
-                _write_atomic(note, digest.encode())
+                write_note(note, digest)
+                note.chmod(0o644)
     return final, note.read_text(encoding="ascii")
 
 
@@ -345,33 +347,19 @@ def _package_dir() -> Path:
     return Path(__file__).parents[1]
 
 
-def _runtime_dir() -> Path:
-    # The host never imports the far side; it only needs to know where its files are.
-    spec = importlib.util.find_spec("kdskills_runtime")
-    if spec is not None and spec.origin is not None:
-        return Path(spec.origin).parent
-    return _package_dir().parent / "runtime" / "kdskills_runtime"
-
-
 def ground_floor_files() -> list[tuple[Path, Path]]:
     """Return (path below a folder of packages, host file) of everything of kdskills that runs behind a wall, sorted."""
-    return _our_files()
-
-
-def _our_files() -> list[tuple[Path, Path]]:
-    """Return (path below site-packages, host file) of the ground floor and the entry, sorted."""
-    package, runtime = _package_dir(), _runtime_dir()
+    package = _package_dir()
+    # The host never imports the far side; it only needs to know where its files are.
+    spec = importlib.util.find_spec("kdskills_runtime")
+    installed = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    runtime = installed or package.parent / "runtime" / "kdskills_runtime"
     files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "exports.py", "py.typed")]
-    for room in GROUND_FLOOR:
-        files += [(Path("kdskills") / path.relative_to(package), path) for path in _files(package / room)]
-    files += [(Path("kdskills_runtime") / path.relative_to(runtime), path) for path in _files(runtime)]
+    for top, folder in (*((package, package / room) for room in GROUND_FLOOR), (runtime, runtime)):
+        name = "kdskills" if top is package else "kdskills_runtime"
+        paths = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        files += [(Path(name) / path.relative_to(top), path) for path in paths]
     return sorted(files)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    for path in folder.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
 
 
 def _base_key(distributions: list[tuple[str, bool]]) -> str:
@@ -421,15 +409,6 @@ def _build_base(work: Path, distributions: list[tuple[str, bool]]) -> None:
     settle_modes(work)
 
 
-def _build_ours(base: Path, work: Path, ours: list[tuple[Path, Path]]) -> None:
-    link_tree(base, work)
-    site = work / site_packages()
-    for inside, source in ours:
-        place_module(source, site / inside)
-    settle_modes(site / "kdskills")
-    settle_modes(site / "kdskills_runtime")
-
-
 def _prune(top: Path, *keep: str) -> None:
     """Remove trees nobody has used for three hours; every run touches the one it uses, and none lasts that long."""
     oldest = time.time() - KEEP_S
@@ -454,20 +433,8 @@ def _write_tar(tree: Path, final: Path) -> str:
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    info.mtime = 0
-    if info.name == "tmp":
-        info.mode = 0o1777
-    return info
-
-
-def _write_atomic(path: Path, data: bytes) -> None:
-    fd, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(fd, "wb") as sink:
-        sink.write(data)
-    Path(name).chmod(0o644)
-    Path(name).rename(path)
+    mode = 0o1777 if info.name == "tmp" else info.mode
+    return info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
 
 
 def _digest(value: object) -> str:
