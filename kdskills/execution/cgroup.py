@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,7 @@ class CgroupLeaf:
     @property
     def folders(self) -> tuple[Path, ...]:
         """The folders to join and to remove."""
-        return (self.memory,) if self.memory == self.pids else (self.memory, self.pids)
+        return tuple(dict.fromkeys((self.memory, self.pids)))
 
     def join(self, pid: int) -> None:
         """Move a process in; children it has later are born inside."""
@@ -46,10 +47,8 @@ class CgroupLeaf:
         """Return the processes inside."""
         pids: set[int] = set()
         for folder in self.folders:
-            try:
-                pids.update(int(line) for line in (folder / "cgroup.procs").read_text(encoding="ascii").split())
-            except OSError:
-                continue
+            with suppress(OSError):
+                pids.update(map(int, (folder / "cgroup.procs").read_text(encoding="ascii").split()))
         return sorted(pids)
 
     def bounds(self) -> dict[str, int]:
@@ -77,7 +76,8 @@ class CgroupLeaf:
         folders = list(self.folders)
         while True:
             for pid in self.members():
-                _kill(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             folders = [folder for folder in folders if not _rmdir(folder)]
             if not folders or time.monotonic() >= end:
                 return not folders
@@ -135,20 +135,15 @@ def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupPa
     """
     if (mount / "cgroup.controllers").is_file():
         text = own_cgroups if own_cgroups is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
-        candidates = [CgroupParent(path, path, 2) for path in _v2_candidates(mount, text)]
+        # Version 2: at the top, or in the highest folder above us that was delegated to us.
+        path = next((line[3:] for line in text.splitlines() if line.startswith("0::/")), "/").lstrip("/")
+        parts = path.split("/") if path else []
+        above = [mount.joinpath(*parts[:count]) for count in range(1, len(parts))]
+        folders = [mount, *(folder for folder in above if os.access(folder, os.W_OK))]
+        candidates = [CgroupParent(folder / PARENT, folder / PARENT, 2) for folder in folders]
     else:
         candidates = [CgroupParent(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
     return next((parent for parent in candidates if _usable(parent)), None)
-
-
-def _v2_candidates(mount: Path, own_cgroups: str) -> list[Path]:
-    """Return where a version 2 parent may be: the top, or the highest folder above us that was delegated to us."""
-    candidates = [mount / PARENT]
-    path = next((line[3:] for line in own_cgroups.splitlines() if line.startswith("0::/")), "/").lstrip("/")
-    parts = path.split("/") if path else []
-    above = [mount.joinpath(*parts[:count]) for count in range(1, len(parts))]
-    candidates += [folder / PARENT for folder in above if os.access(folder, os.W_OK)]
-    return candidates
 
 
 def _usable(parent: CgroupParent) -> bool:
@@ -168,19 +163,14 @@ def _usable(parent: CgroupParent) -> bool:
 
 def _write(path: Path, value: int | str, *, optional: bool = False) -> None:
     # Opened without O_CREAT: a hierarchy has its files, and where it has none the limit cannot be set.
-    try:
+    absent, refused = ((FileNotFoundError,), (OSError,)) if optional else ((), ())
+    with suppress(*absent):
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if optional:
-            return
-        raise
-    try:
-        os.write(fd, str(value).encode())
-    except OSError:
-        if not optional:
-            raise
-    finally:
-        os.close(fd)
+        try:
+            with suppress(*refused):
+                os.write(fd, str(value).encode())
+        finally:
+            os.close(fd)
 
 
 def _rmdir(folder: Path) -> bool:
@@ -191,10 +181,3 @@ def _rmdir(folder: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -169,9 +169,8 @@ def _own_namespace() -> int:
 
 def _kill(pid: int) -> bool:
     try:
-        os.kill(pid, signal.SIGKILL)  # bwrap's sandbox dies with it
-    except ProcessLookupError:
-        return True
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)  # bwrap's sandbox dies with it
     except PermissionError:
         return False
     return True

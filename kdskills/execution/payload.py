@@ -194,13 +194,7 @@ def _read_end(line: dict[str, Any] | None) -> CodeReport:
         return CodeReport(start="started")
     error = None
     if line.get("outcome") == "exception":
-        error = ExecError(
-            stage="program",
-            code="exception",
-            message=_text(line, "message"),
-            exception=_text(line, "exception"),
-            traceback=_text(line, "traceback"),
-        )
+        error = ExecError("program", "exception", *(_text(line, key) for key in ("message", "exception", "traceback")))
     return CodeReport(start="started", error=error, value=line.get("value"), ended=True)
 
 
@@ -227,8 +221,4 @@ def _text(line: dict[str, Any], key: str) -> str:
 def _last_words(result: ExecResult) -> str:
     """Return why the entry reported nothing, with the end of its standard error."""
     words = result.stderr.text.strip()[-500:]
-    return (
-        f"the entry ended before the program started: {words}"
-        if words
-        else "the entry ended before the program started"
-    )
+    return "the entry ended before the program started" + (f": {words}" if words else "")

@@ -6,9 +6,9 @@ A probe runs a canary, `kdskills_runtime/canary.py`, through the engine's real a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.protocol import Executor, ProbeCheck, ProbeReport
@@ -33,7 +33,18 @@ def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
     """
     try:
         report = json.loads(output)
-        return tuple(_checks(report, sockets=sockets))
+        network = "interfaces" if sockets else "sockets"
+        rows = {
+            "host_files": (not report["readable"], f"readable: {report['readable']}"),
+            "core_pattern": (not report["core_pattern_writable"], f"writable: {report['core_pattern_writable']}"),
+            "uid": (report["uid"] != 0, f"uid {report['uid']}"),
+            "capabilities": (report["cap_bounding"] == 0, f"bounding set {report['cap_bounding']:#x}"),
+            "seccomp": (report["seccomp"] == 2, f"mode {report['seccomp']}"),
+            "no_new_privs": (report["no_new_privs"] == 1, str(report["no_new_privs"])),
+            "network": (report[network] == (["lo"] if sockets else []), f"{network} {report[network]}"),
+            "root_read_only": (not report["root_writable"], f"writable: {report['root_writable']}"),
+        }
+        return tuple(ProbeCheck(name, ok, words) for name, (ok, words) in rows.items())
     except (ValueError, KeyError, TypeError) as error:
         return (ProbeCheck("canary", ok=False, found=f"the canary did not answer: {error!r}"),)
 
@@ -41,22 +52,6 @@ def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
 def failed(checks: Sequence[ProbeCheck]) -> str:
     """Return the failed checks as one line."""
     return "; ".join(f"{check.name}: {check.found}" for check in checks if not check.ok)
-
-
-def _checks(report: dict[str, Any], *, sockets: bool) -> Iterator[ProbeCheck]:
-    yield ProbeCheck("host_files", not report["readable"], f"readable: {report['readable']}")
-    yield ProbeCheck(
-        "core_pattern", not report["core_pattern_writable"], f"writable: {report['core_pattern_writable']}"
-    )
-    yield ProbeCheck("uid", report["uid"] != 0, f"uid {report['uid']}")
-    yield ProbeCheck("capabilities", report["cap_bounding"] == 0, f"bounding set {report['cap_bounding']:#x}")
-    yield ProbeCheck("seccomp", report["seccomp"] == 2, f"mode {report['seccomp']}")
-    yield ProbeCheck("no_new_privs", report["no_new_privs"] == 1, str(report["no_new_privs"]))
-    if sockets:
-        yield ProbeCheck("network", report["interfaces"] == ["lo"], f"interfaces {report['interfaces']}")
-    else:
-        yield ProbeCheck("network", report["sockets"] == [], f"sockets {report['sockets']}")
-    yield ProbeCheck("root_read_only", not report["root_writable"], f"writable: {report['root_writable']}")
 
 
 AUTO_ORDER = ("bubblewrap", "docker", "landlock")
@@ -130,12 +125,8 @@ def unavailable(reports: Sequence[ProbeReport]) -> ExecRefused:
         "no isolation engine works here" + (f" ({'; '.join(lines)})" if lines else ": none is installed"),
         code="engine_unavailable",
         probes=[
-            {
-                "engine": report.engine,
-                "cure": report.cure,
-                "failed": [f"{check.name}: {check.found}" for check in report.checks if not check.ok],
-            }
-            for report in reports
+            {"engine": one.engine, "cure": one.cure, "failed": [f"{c.name}: {c.found}" for c in one.checks if not c.ok]}
+            for one in reports
         ],
     )
 

@@ -75,7 +75,11 @@ def read_inputs(inputs: tuple[InputFile, ...], limits: Limits) -> list[tuple[str
     room = limits.work_size
     for item in inputs:
         try:
-            data = item.content if isinstance(item.content, bytes) else _read_host(item.content, room)
+            data = (
+                item.content
+                if isinstance(item.content, bytes)
+                else read_file("/", str(item.content).lstrip("/"), limit=room).data
+            )
         except FileRefused as error:
             raise ExecRefused(
                 f"input {item.path!r} cannot be used: {error.message}", code="bad_request", who="caller", path=item.path
@@ -130,7 +134,10 @@ def _is_current(mount: SkillMount, copy: Path) -> bool:
             _require_digest(mount, tree_digest(mount.root))
             if [facts[:4] for facts in skill_facts] != [facts[:4] for facts in _facts(copy)]:
                 return False
-            _copy_times(copy, skill_facts)
+            # The times of the skill's own files: the next check compares times and hashes nothing.
+            for path, kind, size, _, modified in skill_facts:
+                if kind == "file" and size:
+                    os.utime(copy / path, ns=(modified, modified), follow_symlinks=False)
     except FileRefused as error:
         raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
     os.utime(copy)
@@ -144,13 +151,6 @@ def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:
     ]
 
 
-def _copy_times(copy: Path, facts: list[tuple[str, str, int, str, int]]) -> None:
-    """Give the files of *copy* the times of the skill's own, so that the next check compares times and hashes nothing."""
-    for path, kind, size, _, modified in facts:
-        if kind == "file" and size:
-            os.utime(copy / path, ns=(modified, modified), follow_symlinks=False)
-
-
 def _require_digest(mount: SkillMount, digest: str) -> None:
     if digest != mount.tree:
         raise RootChanged(
@@ -159,10 +159,6 @@ def _require_digest(mount: SkillMount, digest: str) -> None:
             expected=mount.tree,
             found=digest,
         )
-
-
-def _read_host(path: Path, limit: int) -> bytes:
-    return read_file("/", str(path).lstrip("/"), limit=limit).data
 
 
 def _copy_tree(mount: SkillMount, target: Path) -> None:

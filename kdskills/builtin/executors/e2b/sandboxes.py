@@ -14,11 +14,9 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 import secrets
 import shlex
 import tarfile
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.dirs import private_dir
+from kdskills.execution.dirs import private_dir, write_note
 from kdskills.execution.owner import is_leftover
 from kdskills.execution.payload import host_entry
 from kdskills.execution.request import Owner
@@ -88,16 +86,14 @@ class Cloud:
     def create(self, timeout_s: float, labels: Mapping[str, str]) -> Machine:
         """Make a sandbox that lives *timeout_s* seconds, without access to the internet. Raises Trouble."""
         with self.translated():
-            return Machine(
-                self,
-                self._sdk.Sandbox.create(
-                    template=self._options.template,
-                    timeout=round(timeout_s),
-                    metadata=dict(labels),
-                    allow_internet_access=False,
-                    **self._how,
-                ),
+            sandbox = self._sdk.Sandbox.create(
+                template=self._options.template,
+                timeout=round(timeout_s),
+                metadata=dict(labels),
+                allow_internet_access=False,
+                **self._how,
             )
+            return Machine(self, sandbox)
 
     def connect(self, sandbox: str, timeout_s: float) -> Machine:
         """Find a sandbox again. Raises Trouble, `gone` when it is not there any more."""
@@ -133,15 +129,17 @@ class Cloud:
     def _trouble(self, error: Exception) -> Trouble:
         sdk = self._sdk
         words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
-        if isinstance(error, sdk.AuthenticationException):
-            return Trouble("unauthorized", f"E2B refused the API key ({words})")
-        if isinstance(error, sdk.RateLimitException):
-            return Trouble("rate_limited", f"E2B's rate limit is reached; try again later ({words})")
-        if isinstance(error, sdk.FileNotFoundException):
-            return Trouble("file_missing", words)
-        if isinstance(error, sdk.NotFoundException):
-            return Trouble("gone", words)
-        return Trouble("unreachable", words)
+        # The first that fits: a missing file is a kind of what is missing.
+        kinds: tuple[tuple[type[Any], Code, str], ...] = (
+            (sdk.AuthenticationException, "unauthorized", f"E2B refused the API key ({words})"),
+            (sdk.RateLimitException, "rate_limited", f"E2B's rate limit is reached; try again later ({words})"),
+            (sdk.FileNotFoundException, "file_missing", words),
+            (sdk.NotFoundException, "gone", words),
+        )
+        return next(
+            (Trouble(code, message) for kind, code, message in kinds if isinstance(error, kind)),
+            Trouble("unreachable", words),
+        )
 
     @property
     def exit_exception(self) -> type[Any]:
@@ -242,15 +240,10 @@ class Archive:
         with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
             for name, path in sorted(files):
                 info = tar.gettarinfo(str(path), arcname=name)
-                info.uid = info.gid = 0
-                info.uname = info.gname = ""
-                info.mtime = 0
-                info.mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
-                if info.isreg():
-                    with path.open("rb") as stream:
-                        tar.addfile(info, stream)
-                else:
-                    tar.addfile(info)
+                mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
+                info = info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
+                with path.open("rb") if info.isreg() else contextlib.nullcontext() as stream:
+                    tar.addfile(info, stream)
         data = sink.getvalue()
         return cls(data, hashlib.sha256(data).hexdigest())
 
@@ -472,9 +465,8 @@ class SandboxLeases:
 
     def _read(self, key: str) -> Record:
         """Return the record; a malformed one counts as unused, with a token above any that was given out."""
-        path = self._top / f"{key}.json"
         try:
-            facts = json.loads(path.read_bytes())
+            facts = json.loads((self._top / f"{key}.json").read_bytes())
             if facts.pop("version") == RECORD_VERSION:
                 return Record(**facts)
         except FileNotFoundError:
@@ -484,7 +476,4 @@ class SandboxLeases:
         return Record(token=time.time_ns() // 1_000_000)
 
     def _write(self, key: str, record: Record) -> None:
-        fd, name = tempfile.mkstemp(prefix=".new-", dir=self._top)
-        with os.fdopen(fd, "w", encoding="utf-8") as sink:
-            json.dump({"version": RECORD_VERSION, **asdict(record)}, sink)
-        Path(name).rename(self._top / f"{key}.json")
+        write_note(self._top / f"{key}.json", json.dumps({"version": RECORD_VERSION, **asdict(record)}))
