@@ -625,34 +625,28 @@ class Pool:
             thread.join(SETUP_S)
 
     def _serve(self) -> None:
-        while (kind := self._latest()) is not None:
+        while (kind := self._requests.get()) is not None:
+            with suppress(Empty):  # earlier requests are out of date
+                while kind is not None:
+                    kind = self._requests.get_nowait()
+            if kind is None:
+                return
             try:
                 self._fill(kind)
             except (ExecFailed, ExecRefused, OSError, RuntimeError) as error:
                 self.trouble = str(error)  # runs go on without a pool; the next one asks again
-
-    def _latest(self) -> WorkerKind | None:
-        """Return the kind requested last; earlier requests are out of date."""
-        kind = self._requests.get()
-        while kind is not None:
-            try:
-                kind = self._requests.get_nowait()
-            except Empty:
-                break
-        return kind
 
     def _fill(self, kind: WorkerKind) -> None:
         while True:
             with self._lock:
                 if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:
                     return
-                surplus_worker = next((idle_worker for idle_worker in self._idle if idle_worker.kind != kind), None)
-                if surplus_worker is not None and len(self._idle) >= self.size:
-                    self._idle.remove(surplus_worker)
-                else:
-                    surplus_worker = None
-            if surplus_worker is not None:
-                surplus_worker.stack.close()
+                others = [worker for worker in self._idle if worker.kind != kind]
+                surplus = others[:1] if len(self._idle) >= self.size else []
+                for worker in surplus:
+                    self._idle.remove(worker)
+            for worker in surplus:
+                worker.stack.close()
             worker = self.make(kind)
             with self._lock:
                 keep = not self._closed

@@ -205,7 +205,6 @@ class ContainerAnswer:
             pass
 
     def _is_finished(self) -> bool:
-        """Whether nothing more is to be read."""
         return self.done or self.broken is not None
 
     def close(self) -> None:
@@ -219,17 +218,15 @@ class ContainerAnswer:
 
     def _find_nonce(self) -> bool:
         """Pass on the program's own output, and return whether the nonce was read."""
-        nonce_start = self._buffer.find(self.nonce)
-        output_end = nonce_start if nonce_start >= 0 else len(self._buffer) - self._begun()
-        self.stdout.feed(bytes(self._buffer[:output_end]))
-        del self._buffer[: output_end + (NONCE_SIZE if nonce_start >= 0 else 0)]
-        self.answering = nonce_start >= 0
-        return self.answering
-
-    def _begun(self) -> int:
-        """Return how many bytes at the end may be the nonce's first; usually none, so output is seen at once."""
+        at = self._buffer.find(self.nonce)
+        # What may be the nonce's first bytes is held back; usually nothing, so output is shown at once.
         sizes = range(min(NONCE_SIZE - 1, len(self._buffer)), 0, -1)
-        return next((size for size in sizes if self._buffer.endswith(self.nonce[:size])), 0)
+        held_back = next((size for size in sizes if self._buffer.endswith(self.nonce[:size])), 0)
+        output_end = at if at >= 0 else len(self._buffer) - held_back
+        self.stdout.feed(bytes(self._buffer[:output_end]))
+        del self._buffer[: output_end + (NONCE_SIZE if at >= 0 else 0)]
+        self.answering = at >= 0
+        return self.answering
 
     def _step(self) -> bool:
         """Read one line or one announced body; False when more bytes are needed."""

@@ -132,7 +132,17 @@ class Pump:
         """
         selector = selectors.DefaultSelector()
         try:
-            self._register(selector)
+            selector.register(self.pidfd, selectors.EVENT_READ, "gone")
+            selector.register(self._wake[0], selectors.EVENT_READ, "wake")
+            for fd, feed in self.outputs:
+                os.set_blocking(fd, False)
+                selector.register(fd, selectors.EVENT_READ, feed)
+            for fd, data in self.inputs:
+                os.set_blocking(fd, False)
+                if data:
+                    selector.register(fd, selectors.EVENT_WRITE, memoryview(data))
+                else:
+                    os.close(fd)
             return self._loop(selector, started)
         finally:
             for key in list(selector.get_map().values()):
@@ -142,19 +152,6 @@ class Pump:
             with self._lock:
                 wake, self._wake = self._wake, (-1, -1)
             for fd in wake:
-                os.close(fd)
-
-    def _register(self, selector: selectors.BaseSelector) -> None:
-        selector.register(self.pidfd, selectors.EVENT_READ, "gone")
-        selector.register(self._wake[0], selectors.EVENT_READ, "wake")
-        for fd, feed in self.outputs:
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_READ, feed)
-        for fd, data in self.inputs:
-            os.set_blocking(fd, False)
-            if data:
-                selector.register(fd, selectors.EVENT_WRITE, memoryview(data))
-            else:
                 os.close(fd)
 
     def _loop(self, selector: selectors.BaseSelector, started: float) -> Ending:

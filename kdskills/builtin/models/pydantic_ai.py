@@ -6,9 +6,10 @@ The module registers names only; pydantic-ai is imported when a model is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import BadRequest, MissingExtra, ModelFailed
 from kdskills.hooks import hookimpl
@@ -18,8 +19,7 @@ from kdskills.models.redact import parse_object
 if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError
     from pydantic_ai.messages import ModelMessage, ModelResponse
-    from pydantic_ai.models import Model, ModelRequestParameters
-    from pydantic_ai.settings import ModelSettings
+    from pydantic_ai.models import Model
 
     from kdskills.hooks import Register
     from kdskills.models import ModelAddress, ModelFactory
@@ -59,47 +59,38 @@ class PydanticAIModel:
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request* as a whole. Raises `ModelFailed`."""
         from pydantic_ai.direct import model_request
-        from pydantic_ai.exceptions import AgentRunError, UserError
 
-        self._learn(request)
-        messages, settings, parameters = _outgoing(request)
-        try:
-            response = await model_request(
-                self._model, messages, model_settings=settings, model_request_parameters=parameters
-            )
-        except (AgentRunError, UserError) as error:
-            # Without the cause: it holds headers and bodies, which a printed traceback would show.
-            raise as_failure(error, self.name, self._redactor) from None
-        return incoming(response, self.name)
+        with self._failures(request):
+            return incoming(await model_request(self._model, **_outgoing(request)), self.name)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
         """Answer *request* in pieces. Raises `ModelFailed`."""
         from pydantic_ai.direct import model_request_stream
-        from pydantic_ai.exceptions import AgentRunError, UserError
         from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
 
-        self._learn(request)
-        messages, settings, parameters = _outgoing(request)
-        try:
-            async with model_request_stream(
-                self._model, messages, model_settings=settings, model_request_parameters=parameters
-            ) as pieces:
+        with self._failures(request):
+            async with model_request_stream(self._model, **_outgoing(request)) as pieces:
                 async for event in pieces:
                     if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart) and event.part.content:
                         yield TextDelta(event.part.content)
                     elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
                         yield TextDelta(event.delta.content_delta)
                 answer = incoming(pieces.get(), self.name)
-        except (AgentRunError, UserError) as error:
-            # Without the cause: it holds headers and bodies, which a printed traceback would show.
-            raise as_failure(error, self.name, self._redactor) from None
         yield answer
 
-    def _learn(self, request: ModelRequest) -> None:
-        """Keep the values of headers of one's own out of failures, like the key."""
+    @contextmanager
+    def _failures(self, request: ModelRequest) -> Iterator[None]:
+        """Turn what pydantic-ai raises into ModelFailed, without key and values of headers of one's own."""
+        from pydantic_ai.exceptions import AgentRunError, UserError
+
         headers = request.settings.get("extra_headers")
         if isinstance(headers, Mapping):
             self._redactor.add(*(str(value) for value in headers.values()))
+        try:
+            yield
+        except (AgentRunError, UserError) as error:
+            # Without the cause: it holds headers and bodies, which a printed traceback would show.
+            raise as_failure(error, self.name, self._redactor) from None
 
     async def aclose(self) -> None:
         """Close the HTTP client."""
@@ -108,7 +99,8 @@ class PydanticAIModel:
             await client.close()
 
 
-def _outgoing(request: ModelRequest) -> tuple[list[ModelMessage], ModelSettings, ModelRequestParameters]:
+def _outgoing(request: ModelRequest) -> dict[str, Any]:
+    """Return the arguments of pydantic-ai's direct requests."""
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.output import OutputObjectDefinition
     from pydantic_ai.tools import ToolDefinition
@@ -126,7 +118,8 @@ def _outgoing(request: ModelRequest) -> tuple[list[ModelMessage], ModelSettings,
     if request.answer_schema is not None:
         form = OutputObjectDefinition(dict(request.answer_schema), name="decision", strict=False)
         parameters = replace(parameters, output_mode="native", output_object=form)
-    return history(request.instructions, request.messages), cast("ModelSettings", values), parameters
+    messages = history(request.instructions, request.messages)
+    return {"messages": messages, "model_settings": values, "model_request_parameters": parameters}
 
 
 def history(instructions: str, messages: tuple[Message, ...]) -> list[ModelMessage]:

@@ -16,7 +16,6 @@ from kdskills.models.cassette import (
     RecordedCall,
     RecordedReply,
     RecordedUsage,
-    When,
     describe,
     write_cassette,
 )
@@ -72,26 +71,22 @@ class RecordingModel:
     async def _record(self, request: ModelRequest, answer: ModelReply) -> None:
         for call in answer.calls:
             self.redactor.arguments(call.arguments)
-        self._entries.append(CassetteEntry(role=request.role, when=self._when(request), reply=self._reply(answer)))
-        cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
-        async with self._writing:
-            await asyncio.to_thread(write_cassette, self.path, cassette)
-
-    def _when(self, request: ModelRequest) -> When:
-        description = describe(request, exact=True)
-        return description.model_copy(update={"user": self.redactor.text(description.user or "")})
-
-    def _reply(self, answer: ModelReply) -> RecordedReply:
-        calls = tuple(RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls)
-        usage = RecordedUsage(input=answer.usage.input, output=answer.usage.output)
-        return RecordedReply(
+        when = describe(request, exact=True)
+        when = when.model_copy(update={"user": self.redactor.text(when.user or "")})
+        reply = RecordedReply(
             text=self.redactor.text(answer.text),
-            calls=calls,
-            usage=usage,
+            calls=tuple(
+                RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls
+            ),
+            usage=RecordedUsage(input=answer.usage.input, output=answer.usage.output),
             model=answer.model or None,
             finish_reason=answer.finish_reason,
             response_id=answer.response_id,
         )
+        self._entries.append(CassetteEntry(role=request.role, when=when, reply=reply))
+        cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
+        async with self._writing:
+            await asyncio.to_thread(write_cassette, self.path, cassette)
 
     def _arguments(self, raw: str) -> dict[str, object] | str:
         redacted = self.redactor.arguments(raw)

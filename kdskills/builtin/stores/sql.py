@@ -49,17 +49,12 @@ def entries_to_text(record: SessionRecord) -> str:
 
 def entries_of_text(text: str) -> tuple[LoadedSkill, ...]:
     """Return the entries written by `entries_to_text`."""
-    return tuple(
-        LoadedSkill(
-            row["id"],
-            row["digest"],
-            row["tree"],
-            moment_of(row["at"]),
-            row["by"],
-            tuple(ImportedSkill(*item) for item in row["imports"]),
-        )
-        for row in json.loads(text)
-    )
+
+    def entry(row: dict[str, Any]) -> LoadedSkill:
+        imports = tuple(ImportedSkill(*item) for item in row["imports"])
+        return LoadedSkill(row["id"], row["digest"], row["tree"], moment_of(row["at"]), row["by"], imports)
+
+    return tuple(map(entry, json.loads(text)))
 
 
 class Tables:
