@@ -50,17 +50,11 @@ _SIZE = 64 * 1024
 
 
 class BwrapBox:
-    """A sandbox whose program waits for `release`.
-
-    Attributes:
-        init: Host pid of the sandbox's first process.
-        namespace: Inode of its pid namespace.
-        host_uid: Uid of its processes as the host sees them.
-        work: Open descriptor of its `/work`.
-    """
+    """A sandbox whose program waits for `release`; pid of its first process and uid are as the host sees them."""
 
     def __init__(self, launcher: subprocess.Popen[bytes], pipes: Pipes) -> None:
         self._launcher = launcher
+        self.pid = launcher.pid
         self._pipes = pipes
         self._stack = ExitStack()
         self.launcher_fd = self._hold(os.pidfd_open(launcher.pid))
@@ -70,11 +64,6 @@ class BwrapBox:
         self.host_uid = -1
         self.work = -1
         self._status = b""
-
-    @property
-    def pid(self) -> int:
-        """Host pid of the launcher."""
-        return self._launcher.pid
 
     def bring_up(self, arguments: bytes, rootfs: Path, leaf: CgroupLeaf | None, nproc: int | None) -> None:
         """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
@@ -113,13 +102,9 @@ class BwrapBox:
         finally:
             os.close(fd)
 
-    def program(self) -> int | None:
-        """Return the host pid of the program itself, or None before it starts and after it ended."""
-        return next(iter(processes.children(self.init)), None)
-
     def signal(self, number: int) -> bool:
-        """Send a signal to the program itself."""
-        pid = self.program()
+        """Send a signal to the program itself; False before it starts and after it ended."""
+        pid = next(iter(processes.children(self.init)), None)
         return pid is not None and processes.send(pid, number, self.namespace)
 
     def terminate(self) -> None:
@@ -234,17 +219,7 @@ class Launcher:
 def command_line(
     launcher: Launcher, rootfs: Path, limits: Limits, cwd: str, argv: Sequence[str], fds: Fds, bounds: Sequence[str]
 ) -> list[str]:
-    """Return the launcher's command line.
-
-    Args:
-        launcher: Programs and identity.
-        rootfs: The prepared tree.
-        limits: Sizes of the sandbox's tmpfs.
-        cwd: Absolute folder the program starts in.
-        argv: The program.
-        fds: Descriptors the launcher inherits.
-        bounds: What prlimit sets before anything else; see `rlimit_words`.
-    """
+    """Return the launcher's command line; *bounds*, from `rlimit_words`, is what prlimit sets before anything else."""
     uid, identity = str(launcher.drop_to), []
     if launcher.drop_to is not None:
         identity = [launcher.setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]
@@ -278,12 +253,7 @@ def run_arguments(
 ) -> bytes:
     """Return the arguments that travel by descriptor, each ended by NUL.
 
-    Args:
-        cwd: Absolute folder the program starts in.
-        skills: (full id, staged copy) pairs.
-        inputs: (path below /work, descriptor to copy from) pairs.
-        env: Variables set inside, byte-exact.
-        executable: Paths of inputs that may be executed.
+    Skills are pairs of full id and staged copy, inputs of path below /work and descriptor to copy from.
     """
     words: list[str | bytes] = []
     for name, folder in skills:
@@ -386,14 +356,9 @@ class SandboxJob:
 
 @dataclass(frozen=True, slots=True)
 class ReadySandbox:
-    """A sandbox that is up.
+    """A sandbox that is up, and the bytes to write once its program starts, by the pipe's name.
 
-    Attributes:
-        box: The sandbox.
-        pipes: Our ends of its pipes.
-        leaf: Its cgroup.
-        feeds: Bytes to write once its program starts, by the pipe's name.
-        waiting: Whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
+    `waiting` says whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
     """
 
     box: BwrapBox

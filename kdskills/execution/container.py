@@ -72,12 +72,8 @@ def container_options(
 ) -> dict[str, Any]:
     """Return the SDK's keyword arguments of a locked-down container.
 
-    Args:
-        plan: The checked request.
-        image: Image id; never a name that could be pulled.
-        mounts: Skill folders of this host by full id, mounted read-only below /skills.
-        seccomp: The profile as JSON text.
-        largest: Bytes of the largest thing `container_init` itself must write, which the file size limit may not stop.
+    *image* is an id, never a name that could be pulled, and *mounts* are skill folders of this host, by full id. *largest* is
+    how many bytes `container_init` itself must be able to write, which the file size limit may not stop.
     """
     limits = plan.request.limits
     bounds = rlimits(limits) | {"fsize": (max(limits.fsize, largest),) * 2}

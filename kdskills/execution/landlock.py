@@ -30,7 +30,6 @@ from typing import Any, ClassVar, Final
 from kdskills.errors import ExecRefused
 from kdskills.execution.cgroup import CgroupLeaf, CgroupParent, find_parent
 from kdskills.execution.check import RunPlan
-from kdskills.execution.collect import collect
 from kdskills.execution.dirs import private_dir, state_dir, write_note
 from kdskills.execution.local_tree import RunFolder, host_path_of, leftovers
 from kdskills.execution.owner import RunRecords, leaf_name, reap
@@ -141,12 +140,7 @@ def handled(abi: int) -> Handled:
 def path_rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[Path], abi: int) -> list[PathRule]:
     """Return the rules of one run, for the rights version *abi* knows; paths that are not there are left out.
 
-    Args:
-        tree: The prepared tree: read and execute.
-        skills: Staged skills: read and execute.
-        control: Folder of generated code: read.
-        writable: The run's own folders.
-        abi: Landlock's version here.
+    The prepared *tree* and staged *skills* are read and executed, *control*, the folder of generated code, is read.
     """
     all_rules = [
         PathRule(str(tree), LOOK),
@@ -217,16 +211,8 @@ def build_order(
 ) -> bytes:
     """Return the order of a program under Landlock.
 
-    Args:
-        wall: The engine's part.
-        plan: The checked request.
-        folder: The run's own folders.
-        argv: The program and its arguments, with paths of this host.
-        skill_folders: Folder of each mounted skill on this host, by full id.
-        uid: The leased uid.
-        rules: From `path_rules`.
-        keep: Descriptors the program inherits.
-        cgroups: `cgroup.procs` files of the run's leaf; without one memory is bounded for each process.
+    *argv* and *skill_folders* have paths of this host, *rules* are from `path_rules`, and *keep* are descriptors that the
+    program inherits. *cgroups* are `cgroup.procs` files of the run's leaf; without one memory is bounded for each process.
     """
     limits = plan.request.limits
     bounds = rlimits(limits, memory=not cgroups) | {"nproc": (limits.pids, limits.pids)}
@@ -509,8 +495,7 @@ class TreeRun(ProgramRun):
             verdict = ("limit", ExecError("program", name, f"{name} outgrew its bound and the run was ended"))
         if trouble is not None:
             return self.result(end, verdict=verdict)
-        with self.folder.opened() as work:
-            outputs = collect(work, self.plan.globs, self.request.limits)
+        outputs = self.folder.collect(self.plan)
         return self.result(
             end, outputs, report=self.report.value() if "payload" in self.inputs else None, verdict=verdict
         )

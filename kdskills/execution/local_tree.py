@@ -15,12 +15,12 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from kdskills.execution.check import RunPlan
+from kdskills.execution.collect import Collection, collect
 from kdskills.execution.dirs import write_note
 from kdskills.execution.owner import is_leftover, owner_labels
 from kdskills.execution.protocol import ReapReport
@@ -31,12 +31,12 @@ END_S: Final = 1.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's folders: `work` and `tmp` for the program, `control` and the owner's note for us."""
+    """One run's folders: `work` and `tmp` for the program, `control` for generated code and the owner's note for us."""
 
-    path: Path
-    mark: str
+    def __init__(self, path: Path, mark: str) -> None:
+        self.path, self.mark = path, mark
+        self.work, self.tmp, self.control = (path / name for name in ("work", "tmp", "control"))
 
     @classmethod
     def make(cls, top: Path, request: ExecRequest) -> RunFolder:
@@ -50,22 +50,7 @@ class RunFolder:
             subfolder.mkdir(mode=0o700)
         return folder
 
-    @property
-    def work(self) -> Path:
-        """What the program knows as its workdir."""
-        return self.path / "work"
-
-    @property
-    def tmp(self) -> Path:
-        """The program's TMPDIR."""
-        return self.path / "tmp"
-
-    @property
-    def control(self) -> Path:
-        """Where generated code is put; outside the workdir."""
-        return self.path / "control"
-
-    def write_inputs(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Collection[str] = ()) -> None:
+    def write_inputs(self, inputs: Sequence[tuple[str, bytes]], cwd: str, executable: Container[str] = ()) -> None:
         """Write the inputs and make the folder *cwd* below /work; the paths are checked, and no program has run here yet."""
         if cwd.startswith("/work/"):
             (self.work / cwd.removeprefix("/work/")).mkdir(parents=True, exist_ok=True)
@@ -76,12 +61,11 @@ class RunFolder:
             if path in executable:
                 target.chmod(0o755)
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[int]:
-        """Open the workdir for collecting."""
+    def collect(self, plan: RunPlan) -> Collection:
+        """Collect what a program left that is dead."""
         fd = os.open(self.work, _FOLDER)
         try:
-            yield fd
+            return collect(fd, plan.globs, plan.request.limits)
         finally:
             os.close(fd)
 

@@ -14,10 +14,13 @@ from __future__ import annotations
 import errno
 import functools
 import operator
+import platform
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
+
+from kdskills.errors import ExecRefused
 
 Arch = Literal["x86_64", "aarch64"]
 
@@ -241,6 +244,14 @@ SHARED: Final[tuple[SyscallRule, ...]] = (
 )
 BY_PATH: Final = SyscallRule("truncate", 76, 45)
 """Landlock before version 3 does not hold it back; `ftruncate` needs a file that was opened for writing."""
+
+
+def host_filter(rules: Sequence[SyscallRule], engine: str) -> bytes:
+    """Return the filter of *rules* for this machine. Raises ExecRefused when there is none."""
+    arch = ARCHES.get(platform.machine())
+    if arch is None:
+        raise ExecRefused(f"no system call filter for {platform.machine()}", engine=engine)
+    return program_bytes(arch, rules)
 
 
 def landlock_rules(abi: int) -> tuple[SyscallRule, ...]:

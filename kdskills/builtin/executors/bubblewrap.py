@@ -35,7 +35,7 @@ from kdskills.execution.protocol import ProbeCheck, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Limits, Status
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun
-from kdskills.execution.seccomp import ARCHES, program_bytes
+from kdskills.execution.seccomp import RULES, host_filter
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import hookimpl
@@ -219,9 +219,7 @@ class BubblewrapExecutor(ExecutionEngine):
         """Return what every run shares. Raises ExecRefused."""
         with self.lock:
             if self._setup is None or self._rootfs is None or not self._rootfs.path.is_dir():
-                arch = ARCHES.get(platform.machine())
-                if arch is None:
-                    raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
+                seccomp = host_filter(RULES, self.name)
                 launcher = self._launcher()
                 self._rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
                 cgroups = find_parent()
@@ -231,7 +229,7 @@ class BubblewrapExecutor(ExecutionEngine):
                 self._setup = SandboxSetup(
                     launcher=launcher,
                     rootfs=self._rootfs.path,
-                    seccomp=program_bytes(arch),
+                    seccomp=seccomp,
                     spawner=ThreadPoolExecutor(1, thread_name_prefix="kdskills-spawner"),
                     cgroups=cgroups,
                     nproc=cgroups is None and os.geteuid() != 0 and kernel[:2] >= _COUNTED_PER_NAMESPACE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from kdskills.execution.protocol import ProbeCheck, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.run import ExecutionRun
-from kdskills.execution.seccomp import ARCHES, landlock_rules, program_bytes
+from kdskills.execution.seccomp import host_filter, landlock_rules
 from kdskills.execution.stage import read_inputs
 from kdskills.hooks import hookimpl
 
@@ -106,14 +105,12 @@ class LandlockExecutor(TreeEngine):
         with self.lock:
             if self._prepared is None or not self._prepared[1].path.is_dir():
                 version = _usable_version()
-                arch = ARCHES.get(platform.machine())
-                if arch is None:
-                    raise ExecRefused(f"no system call filter for {platform.machine()}", engine=self.name)
+                seccomp = host_filter(landlock_rules(version), self.name)
                 rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
                 for folder in (rootfs.path, self.runs()):
                     _demand_reachable(folder)
                 self.cgroups = find_parent()
-                self._prepared = Wall(rootfs.path, version, program_bytes(arch, landlock_rules(version))), rootfs
+                self._prepared = Wall(rootfs.path, version, seccomp), rootfs
             os.utime(self._prepared[1].path)  # in use: not to be pruned by a newer version's build
             return self._prepared
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from kdskills.execution.protocol import ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun
-from kdskills.execution.seccomp import ARCHES, program_bytes, shared_rules
+from kdskills.execution.seccomp import host_filter, shared_rules
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import hookimpl
@@ -105,15 +104,7 @@ class Files:
 def settings(
     domains: Sequence[str], readable: Iterable[Path], control: Path, writable: Iterable[Path], files: Files
 ) -> bytes:
-    """Return srt's settings: everything closed but what is named.
-
-    Args:
-        domains: The allow-list; empty for no network.
-        readable: Folders the program may read: the prepared tree, staged skills, srt's own helper.
-        control: Folder of generated code and the script.
-        writable: The run's own folders.
-        files: Files the sandbox fills.
-    """
+    """Return srt's settings: everything closed but the hosts, folders and files that are named."""
     writing = [*map(str, writable), *map(str, files.answers)]
     reading = [*map(str, readable), str(control), *(folder for folder in SYSTEM if Path(folder).exists())]
     if domains:
@@ -129,15 +120,8 @@ def settings(
 def run_script(argv: Sequence[bytes], env: Mapping[bytes, bytes], cwd: bytes, limits: Limits, files: Files, *, launcher: Sequence[bytes], proxy: bool, code: bool) -> bytes:  # fmt: skip
     """Return the script bash runs inside, byte-exact.
 
-    Args:
-        argv: The program and its arguments.
-        env: Exactly the program's variables, beside the proxy's when *proxy*.
-        cwd: Folder it starts in.
-        limits: Bounds set before it starts.
-        files: Where its exit code and, for *code*, its report go, and the system call filter.
-        launcher: Argument list of `kdskills_runtime.filtered`, which sets the filter.
-        proxy: Whether the variables that name srt's proxy are passed on.
-        code: Whether descriptor 3 is the report.
+    The program has exactly the variables *env*, beside those that name srt's proxy when *proxy*; for *code* descriptor 3 is
+    the report. *launcher* is the argument list of `kdskills_runtime.filtered`, which sets the filter.
     """
     cpu, cpu_kill = rlimits(limits)["cpu"]
     bounds = f"ulimit -c 0 && ulimit -Sn {limits.nofile} && ulimit -Hn {limits.nofile} && ulimit -f {-(-limits.fsize // 1024)}"
@@ -205,7 +189,7 @@ class SrtRun(TreeRun):
             settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
         )
         files.script.write_bytes(self._script(skills, proxy=bool(domains)))
-        files.filter.write_bytes(_filter())
+        files.filter.write_bytes(host_filter(shared_rules(), ENGINE))
         for path in self.folder.control.iterdir():
             path.chmod(path.stat().st_mode | 0o044)
         self.hand_over(self._srt_home, *files.answers)
@@ -364,14 +348,6 @@ def _package(cache: Path | None) -> Path:
             missing=["srt"],
         )
     return package
-
-
-def _filter() -> bytes:
-    """Return the system call filter every program gets within srt's own. Raises ExecRefused."""
-    arch = ARCHES.get(platform.machine())
-    if arch is None:
-        raise ExecRefused(f"no system call filter for {platform.machine()}", engine=ENGINE)
-    return program_bytes(arch, shared_rules())
 
 
 def _domains(request: ExecRequest) -> tuple[str, ...]:

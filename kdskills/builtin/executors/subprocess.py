@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kdskills.execution.collect import collect
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, host_argv, host_path_of, leftovers
 from kdskills.execution.payload import build_payload, entry_argv, host_entry
@@ -105,8 +104,7 @@ class LocalRun(ProgramRun):
         assert self._process is not None
         code = self._process.wait()
         end_marked(self._folder.mark, self._process.pid)
-        with self._folder.opened() as work:
-            outputs = collect(work, self._plan.globs, self.request.limits)
+        outputs = self._folder.collect(self._plan)
         exit_code, number = (code, None) if code >= 0 else (None, -code)
         end = ProgramEnd(ending.reason, exit_code, number, ending.duration_s)
         return self.result(end, outputs, report=self.report.value())

@@ -188,11 +188,7 @@ class Machine:
     ) -> tuple[int, str]:
         """Run a command as root to its end and return (exit code, stderr).
 
-        Args:
-            command: For bash.
-            timeout_s: When the machine itself ends it.
-            started: Told its process id.
-            stdout: Given its output as it comes.
+        *started* is told its process id, *stdout* gets its output as it comes; the machine itself ends it at *timeout_s*.
         """
         with self._inside():
             handle = self._sandbox.commands.run(command, background=True, user=ROOT_USER, cwd="/", timeout=timeout_s)
@@ -270,19 +266,12 @@ class SandboxFacts:
 
 @dataclass(slots=True)
 class PreparedSandbox:
-    """A sandbox with our code in it.
-
-    Attributes:
-        machine: The sandbox.
-        code: Folder of our code inside.
-        facts: What it can hold.
-        trees: Digests of the skills that are there.
-    """
+    """A sandbox with our code in it."""
 
     machine: Machine
-    code: str
+    code: str  # folder of our code inside
     facts: SandboxFacts
-    trees: set[str] = field(default_factory=set)
+    trees: set[str] = field(default_factory=set)  # digests of the skills that are there
 
     @property
     def entry(self) -> str:
@@ -363,23 +352,14 @@ def owner_key(owner: Owner, *further_parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is known of one owner's sandbox.
+    """What is known of one owner's sandbox; times are by the wall clock."""
 
-    Attributes:
-        token: Highest fencing token given out.
-        sandbox: Id of the sandbox, or None.
-        created: When the sandbox was made, by the wall clock.
-        used: When it was last used.
-        until: When the lease is over, whoever holds it; 0 when nobody does.
-        holder: Labels of the process that holds the lease.
-    """
-
-    token: int = 0
+    token: int = 0  # the highest fencing token given out
     sandbox: str | None = None
     created: float = 0.0
     used: float = 0.0
-    until: float = 0.0
-    holder: Mapping[str, str] = field(default_factory=dict)
+    until: float = 0.0  # when the lease is over, whoever holds it; 0 when nobody does
+    holder: Mapping[str, str] = field(default_factory=dict)  # labels of the process that holds the lease
 
     def is_held(self, now: float) -> bool:
         """Whether a living process holds the lease and its time is not over."""
