@@ -66,13 +66,7 @@ def build_order(
 ) -> bytes:
     """Return the order file: a container's, and what else a machine without walls must be told.
 
-    Args:
-        plan: The checked request.
-        argv: Program and arguments, `{payload_fd}` and `{report_fd}` standing for descriptors.
-        inputs: Path and content of each input.
-        skills: Folder of each skill in the sandbox, by full id.
-        seccomp: The filter for the sandbox's architecture.
-        payload: Payload of generated code.
+    In *argv* `{payload_fd}` and `{report_fd}` stand for descriptors; *skills* are folders in the sandbox, by full id.
     """
     limits = plan.request.limits
     sizes = {name: getattr(limits, name) for name in ("memory", "pids", "work_size", "tmp_size", "stdout", "stderr")}

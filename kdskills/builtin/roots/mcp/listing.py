@@ -184,14 +184,10 @@ def verify(entry: ListedSkill, path: str, data: bytes) -> str | None:
 
 
 class FarFiles:
-    """Content of a remote skill; implements `kdskills.skills.roots.FarContent`.
+    """Content of a remote skill, read from its server alone; implements `kdskills.skills.roots.FarContent`.
 
-    Args:
-        entry: What the listing says.
-        server: Where the files are; no other place is read from.
-        cache: Folder of fetched files by digest.
-        changed: Called when what came is not what is listed, so that the entry is looked up again.
-        check: Compares bytes with the entry.
+    Fetched files lie in *cache* by digest. *changed* is called when what came is not what is listed, so that the entry is
+    looked up again.
     """
 
     def __init__(
@@ -203,10 +199,7 @@ class FarFiles:
         check: Verify = verify,
     ) -> None:
         self.entry = entry
-        self._server = server
-        self._cache = cache
-        self._changed = changed
-        self._verify = check
+        self._server, self._cache, self._changed, self._verify = server, cache, changed, check
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -423,13 +416,9 @@ class McpListing:
         clock: Callable[[], float] = time.monotonic,
         in_background: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._label = label
-        self._server = server
-        self._folder = folder
+        self._label, self._server, self._folder = label, server, folder
+        self._dynamic, self._check, self._clock = allow_dynamic, check, clock
         self._accepted = AcceptedSets(folder)
-        self._dynamic = allow_dynamic
-        self._check = check
-        self._clock = clock
         self._in_background = in_background or (
             lambda task: threading.Thread(target=task, name=f"mcp-{label}-listing", daemon=True).start()
         )
