@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from nats.aio.client import Client
 
 from kdskills.app import Host, Settings
 from kdskills.app.identity import LOCAL, SCOPES, Identity
@@ -13,7 +14,7 @@ from kdskills.app.operations import OPERATIONS, Context
 from kdskills.app.operations.calling import host_words
 from kdskills.app.publication import NOT_FOUND
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.gateway import _answer
+from kdskills.doors.nats.gateway import Gateway
 from kdskills.doors.nats.messages import identity_of, parse
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
 
@@ -109,9 +110,10 @@ async def test_no_body_is_opened_by_words(host, name, ref, words):
 
 async def test_the_bus_has_no_words_either(host):
     """A read over the bus that chooses its gate is answered with the same refusal."""
+    gateway = Gateway(host, Client())
     for words in ({"include_internal": True}, {"by": "code"}, {"tools": ["web.search"]}, {"consumer": "another"}):
         body = {"tool_call_id": "c1", "tool_name": "skills.show", "arguments": {"ref": "public.open", **words}}
-        answer = await _answer(host, "cg.v1.local.bot.req.tool.skills.show", json.dumps(body).encode())
+        answer = await gateway._read("cg.v1.local.bot.req.tool.skills.show", json.dumps(body).encode())
         assert (answer.operation, answer.error and answer.error.code) == ("skills.show", "not_yours_to_say")
 
 
@@ -234,7 +236,7 @@ async def test_a_quick_read_of_the_bus_runs_no_command(host):
     query = {"provider": "cmd", "query_command": ["true"], "skill_name": "public.open"}
     for given, code in ((query, "not_a_read"), ({"task_id": "nothing"}, "not_found")):
         body = {"tool_call_id": "c", "tool_name": "skills.task_status", "arguments": given}
-        answer = await _answer(host, subject, json.dumps(body).encode())
+        answer = await Gateway(host, Client())._read(subject, json.dumps(body).encode())
         assert answer.error.code == code
 
 
