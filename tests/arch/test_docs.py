@@ -124,3 +124,15 @@ def test_links_between_pages_resolve() -> None:
             if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+PATH_IN_TEXT = re.compile(r"`((?:kdskills|runtime|tests|bundles)/[\w/.]+|(?:README|pyproject)\.\w+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    """A path of this repository in a page is that of a file or folder, so that a tour does not lead astray."""
+    if page.name == "CHANGELOG.md":  # what was, keeps its names
+        return
+    names = PATH_IN_TEXT.findall(page.read_text(encoding="utf-8"))
+    assert [name for name in names if not (ROOT / name.rstrip("/")).exists()] == []
