@@ -1,7 +1,7 @@
 """The skills in force for a turn: SkillsSubsystem, SkillView, the context variable and its facade.
 
-`view` is the one gate: everything that reaches a skill asks `SkillView.resolve`. `context` holds what is active here,
-set and reset by handles only. `export` and `restore` carry a view into another process, where it answers the same.
+`view` is the one gate: everything that reaches a skill asks `SkillView.resolve`. `subsystem` also holds what is active
+here, set and reset by handles only. `export` and `restore` carry a view into another process, where it answers the same.
 
 Each name is loaded when it is first used: a process that only restores an export needs few of them.
 """
@@ -15,13 +15,6 @@ from kdskills.exports import lazy_exports
 if TYPE_CHECKING:
     from kdskills.skills.explain import ExplainedStep, Explanation
     from kdskills.skills.selection import Closure, Granted, Refused
-    from kdskills.turn.context import (
-        Activation,
-        bound,
-        get_active_skills_subsystem,
-        get_active_view,
-        set_active_skills_subsystem,
-    )
     from kdskills.turn.export import remap_mounts
     from kdskills.turn.facade import (
         build_skill_short_id_map,
@@ -34,20 +27,29 @@ if TYPE_CHECKING:
         skills_gallery_text,
     )
     from kdskills.turn.restore import set_skills_descriptor
-    from kdskills.turn.subsystem import SkillsSubsystem
+    from kdskills.turn.subsystem import (
+        Activation,
+        SkillsSubsystem,
+        bound,
+        get_active_skills_subsystem,
+        get_active_view,
+        set_active_skills_subsystem,
+    )
     from kdskills.turn.view import InstructionBlock, PickerEntry, SkillSet, SkillView
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".context": "Activation bound get_active_skills_subsystem get_active_view set_active_skills_subsystem",
             ".export": "remap_mounts",
             ".facade": (
                 "build_skill_short_id_map build_skills_instruction_block get_skill import_skillset instruction_block "
                 "resolve_skill_ref skills_for_consumer skills_gallery_text"
             ),
             ".restore": "set_skills_descriptor",
-            ".subsystem": "SkillsSubsystem",
+            ".subsystem": (
+                "Activation SkillsSubsystem bound get_active_skills_subsystem get_active_view "
+                "set_active_skills_subsystem"
+            ),
             ".view": "InstructionBlock PickerEntry SkillSet SkillView",
             "kdskills.skills.explain": "ExplainedStep Explanation",
             "kdskills.skills.selection": "Closure Granted Refused",

@@ -18,7 +18,7 @@ from kdskills.skills.folder import RegistryContent
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused, refuse_by
 from kdskills.sources import SourcesPool, adopt_citations
-from kdskills.turn.context import current
+from kdskills.turn.subsystem import current
 from kdskills.turn.view import InstructionBlock, SkillSet, SkillView
 
 Variant = Literal["full", "compact"]

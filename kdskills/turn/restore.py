@@ -28,9 +28,8 @@ from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.roots import SkillRoot
 from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
-from kdskills.turn.context import Activation
 from kdskills.turn.export import BUNDLE, Export, ExportedSkill, is_export, locate, read_export, remap_mounts, split_uri
-from kdskills.turn.subsystem import SkillsSubsystem, SubsystemSource
+from kdskills.turn.subsystem import Activation, SkillsSubsystem, SubsystemSource
 
 Verify = Literal["catalog", "tree", "none"]
 

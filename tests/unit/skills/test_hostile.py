@@ -46,7 +46,7 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     "lines",
     [
         BOMB,
-        "a: !!python/object/apply:os.system ['touch /tmp/x']",
+        "a: !!python/object/apply:os.system ['touch /tmp/kdskills-hostile-yaml-ran']",
         "a: !!python/name:os.system",
         "a: &x\n  <<: *x",
         "? [a]\n: b",
@@ -76,7 +76,7 @@ def test_hostile_yaml_is_refused_quickly(lines: str) -> None:
         found = parse_skill_bytes(f"{HEAD}{lines}\n---\nx".encode(), folder="brief", verdict=verdict)
         assert (found.skill, found.diagnostics[-1].code) == (None, "invalid_yaml")
     assert time.monotonic() - started < LONG
-    assert not Path("/tmp/x").exists() or "touch" not in lines
+    assert not Path("/tmp/kdskills-hostile-yaml-ran").exists() or "touch" not in lines
 
 
 def test_ten_megabytes_are_not_read(put: Callable[..., Path]) -> None:

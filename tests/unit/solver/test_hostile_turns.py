@@ -277,7 +277,7 @@ async def test_two_turns_may_open_one_session_at_once(build):
 @pytest.mark.parametrize("again", [0, 1, 3])
 async def test_cancelling_at_any_moment_ends_the_turn_in_order(build, executor, tmp_path, again):
     """Wherever it hits, even more than once: nothing stays active, and a transcript begun ends with its last event."""
-    from kdskills.turn.context import current
+    from kdskills.turn.subsystem import current
 
     replies = [
         together(call("skills_load", names=["sales"]), call("react_write", path="a", text="x", mode="replace")),

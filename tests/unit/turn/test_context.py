@@ -148,7 +148,7 @@ def test_leaving_a_block_out_of_order_raises(build) -> None:
 
 def _unwind() -> None:
     """Close what a failed block left open."""
-    from kdskills.turn.context import current
+    from kdskills.turn.subsystem import current
 
     current().close()
 
