@@ -92,6 +92,10 @@ class Terms:
         """Return every field, defaults too."""
         return {name: getattr(self, name) for name in type(self).__annotations__} | self.to_json()
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """Return the same terms with the fields of *update*, which are read as strictly as any. Raises DescriptorError."""
+        return self.from_json({**self.to_json(), **(update or {})})
+
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """Let terms be fields of pydantic models."""

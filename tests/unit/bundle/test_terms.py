@@ -127,3 +127,12 @@ def test_terms_need_no_model() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_copy_with_changes_is_read_as_strictly() -> None:
+    """`model_copy` keeps what is not changed, and refuses what a descriptor could not say."""
+    descriptor = SkillsDescriptor(agents_config={"desk": {"enabled": ["a.*"]}}, consumers=["desk"])
+    changed = descriptor.model_copy(update={"consumers": ["desk", "writer"]})
+    assert (changed.agents_config, changed.consumers) == (descriptor.agents_config, ("desk", "writer"))
+    with pytest.raises(DescriptorError):
+        descriptor.model_copy(update={"consumers": 7})
