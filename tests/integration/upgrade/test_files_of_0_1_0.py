@@ -147,5 +147,8 @@ def test_folders_of_old_runs_are_read(tmp_path):
     ended, running = attempts.find("ended", 1), attempts.find("running", 1)
     verdict = ended.verdict()
     assert (ended.state(), verdict.status, verdict.exit_code) == ("ended", "nonzero", 3)
-    assert (ended.logs("stdout").data, (ended.folder / verdict.artifacts[0].file).read_bytes()) == (b"said\n", b"kept\n")
+    assert (ended.logs("stdout").data, (ended.folder / verdict.artifacts[0].file).read_bytes()) == (
+        b"said\n",
+        b"kept\n",
+    )
     assert (running.state(), running.logs("stdout").data) == ("lost", b"begun\n")
