@@ -21,5 +21,5 @@ def test_locations_are_logical_by_default(repo: Path) -> None:
             for name, default in pairs:
                 if name == "locations" and default is not None:
                     defaults[f"{path.relative_to(repo)}:{default.lineno}"] = ast.unparse(default)
-    assert len(defaults) >= 4
+    assert len(defaults) >= 3
     assert {where: default for where, default in defaults.items() if default != "'logical'"} == {}
