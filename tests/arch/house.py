@@ -244,17 +244,17 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 LIMITS = {
-    "lines": 75_600,
-    "remote": 12_900,
-    "jobs": 7_500,
-    "app": 12_250,
-    "files": 342,
+    "lines": 66_400,
+    "remote": 10_700,
+    "jobs": 6_450,
+    "app": 8_650,
+    "files": 268,
     "empty": 1,
     "shared": 12,
-    "single": 40,
+    "single": 15,
     "private": 0,
-    "host": 155,
-    "rings": 5,
+    "host": 20,
+    "rings": 2,
     "main": 70,
 }
 """What each measure may be today."""

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from kdskills.bundle import AgentRules
-from kdskills.skills import content, discovery, fields, folder, frontmatter, index, listing, refs
+from kdskills.skills import discovery, fields, folder, frontmatter, index, listing, refs
 from kdskills.skills.refs import MOST_SAID
 from kdskills.skills.yaml_core import YamlLimits
 from kdskills.sources import rows, tokens
@@ -28,7 +28,7 @@ KIB, MIB = 1024, 1024 * 1024
         ((discovery.ScanLimits().folders, discovery.ScanLimits().skills), (50_000, 20_000)),
         ((listing.MAX_FILES, listing.MAX_BYTES), (512, 16 * MIB)),
         (discovery.DEEPEST, 6),
-        (content.CACHE_BYTES, 16 * MIB),
+        (folder.CACHE_BYTES, 16 * MIB),
         (listing.RACY_NS, 2_000_000_000),
         (refs.DEFAULT_NAMESPACE, "public"),
         (rows.MAX_FIELD, 64 * KIB),
