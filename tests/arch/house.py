@@ -24,7 +24,7 @@ such same both again at by of on to in it
 """
 EMPTY_WORDS = frozenset(EMPTY_TEXT.split())
 PAPERS = re.compile(r"\bspec [a-z]+ ?§|\(spec [a-z]+|\bspec §|DESIGN\b|HABITS\b|§")
-PRIVATE = re.compile(r"(?:from|import) (?!kdskills)[a-z_0-9.]*\._")
+PRIVATE = re.compile(r"(?:from|import) (?!kdskills)[a-z_0-9.]*\._|\"workflow_status\"|workflow_uuid")
 PLACES = (ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -12,11 +12,10 @@ depends_on = None
 
 OPEN = "status IN ('queued', 'starting', 'running')"
 ENGINE_SCHEMA = "dbos"
-ENGINE_TABLES = (
-    *("operation_outputs", "notifications", "workflow_events_history", "workflow_events", "workflow_input"),
-    *("workflow_output", "streams", "event_dispatch_kv", "workflow_schedules", "application_versions", "queues"),
-    *("workflow_status", "dbos_migrations"),
-)
+ENGINE_TABLES = """
+operation_outputs notifications workflow_events_history workflow_events workflow_input workflow_output streams
+event_dispatch_kv workflow_schedules application_versions queues workflow_status dbos_migrations
+"""
 """In an order that foreign keys allow."""
 OURS = "('kd_task', 'kd_job')"
 
@@ -50,5 +49,5 @@ def drop_engine() -> None:
     elif schema is not None:
         op.execute(f"DROP SCHEMA {schema} CASCADE")
     else:
-        for table in ENGINE_TABLES:
+        for table in ENGINE_TABLES.split():
             op.execute(f"DROP TABLE IF EXISTS {table}")
