@@ -63,7 +63,7 @@ class Terms:
     @classmethod
     def _read(cls, value: object, prefix: str) -> dict[str, Any]:
         """Return the fields that *value* says; *prefix* is the path of its keys, for errors."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of terms reads its own keys
 
     @classmethod
     def from_json(cls, value: object, prefix: str = "") -> Self:
@@ -86,7 +86,7 @@ class Terms:
 
     def to_json(self) -> dict[str, Any]:
         """Return the terms as JSON, defaults left out."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of terms writes its own keys
 
     def model_dump(self) -> dict[str, Any]:
         """Return every field, defaults too."""

@@ -374,7 +374,7 @@ class ExecutionEngine(ABC):
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry as programs see them; blocks, and raises when there are none."""
-        raise NotImplementedError
+        raise NotImplementedError  # an engine without an interpreter has a `probe` of its own instead
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the checks of the canary's *run*."""

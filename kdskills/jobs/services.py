@@ -149,9 +149,8 @@ class Companion:
 
 
 def _pid(handle: Reachable) -> int | None:
-    with contextlib.suppress(
-        OSError
-    ):  # the engine does not know it any more; a run that is over is found out elsewhere
+    # The engine may not know it any more; a run that is over is found out elsewhere.
+    with contextlib.suppress(OSError):
         return handle.network_namespace()
     return None
 

@@ -629,7 +629,7 @@ def _shown(work: Callable[..., object], *arguments: object) -> object:
     """Call a function; what would end a loop is shown as a thread's own hook shows it, and its name returned."""
     try:
         return work(*arguments)
-    except Exception:
+    except Exception:  # an ordinary failure is the caller's: it ends no loop
         raise
     except BaseException as error:  # noqa: BLE001 - a loop would stop for these, and the call was answered before
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))

@@ -51,7 +51,7 @@ def note(frame, event, value):
     try:
         seen = any(holds(item, name == "self") for name, item in list(frame.f_locals.items()))
         seen = seen or (event == "return" and holds(value))
-    except Exception:
+    except Exception:  # a local that cannot be looked at, such as one half made, must not change what is followed
         return
     if seen:
         SEEN.add(path)

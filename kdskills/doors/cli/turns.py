@@ -43,7 +43,7 @@ class EventPrinter:
 
     def say(self, event: Any, word: str, text: str, style: str = "cyan") -> None:
         """Print one line: what happened, and to what."""
-        raise NotImplementedError
+        raise NotImplementedError  # how a line looks is all that printers differ in
 
 
 class Narrator(EventPrinter):

@@ -230,7 +230,7 @@ def parse_address(uri: str) -> McpAddress:
     if not host or parts.username is not None or parts.password is not None:
         raise _bad(uri, "it must name a host, without a user or password")
     loopback = host == "localhost"
-    with suppress(ValueError):
+    with suppress(ValueError):  # a name is no address, and only `localhost` is known to be this machine
         loopback = loopback or ipaddress.ip_address(host).is_loopback
     if parts.scheme == "http" and not loopback:
         raise _bad(uri, "plain http is for servers on loopback; use mcp+https")
@@ -405,7 +405,7 @@ def _is_answer(error: BaseException) -> bool:
     """Whether an error is what the server answered, on a connection that works."""
     if isinstance(error, ServerFailed):
         return True
-    with suppress(ModuleNotFoundError):
+    with suppress(ModuleNotFoundError):  # without the SDK nothing was ever connected
         from mcp.shared.exceptions import MCPError
 
         return isinstance(error, MCPError) and error.code not in LOST
