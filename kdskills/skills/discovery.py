@@ -23,7 +23,6 @@ from kdskills.skills.folder import (
     read_tools,
     unusable,
 )
-from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.index import JsonMapping
 from kdskills.skills.listing import (
     NO_STAMP,
@@ -98,15 +97,15 @@ class RootScanner:
     def __init__(
         self,
         root: SkillRoot,
+        base: str,
         old: RootScan | None,
         load: SkillLoader,
         clock: Callable[[], int],
         limits: ScanLimits = SCAN_LIMITS,
-        base: str | None = None,
     ) -> None:
         self._root = root
-        self._base = os.path.realpath(root.path) if base is None else base
-        self._prefix = self._base.rstrip("/") + "/"
+        self._base = base
+        self._prefix = base.rstrip("/") + "/"
         self._old_folders = old.folders if old is not None else {}
         self._old_skills = old.skills if old is not None else {}
         self._old = old
@@ -121,11 +120,6 @@ class RootScanner:
         self._visited_count = 0
         self._cut = False
         self.listed: set[str] = set()
-
-    @property
-    def reread(self) -> int:
-        """How many folders had to be listed again."""
-        return len(self.listed)
 
     def run(self) -> RootScan:
         """Walk the root. The earlier result itself comes back when nothing had to be read.
@@ -147,7 +141,7 @@ class RootScanner:
             self._visit(top, 0, DEFAULT_NAMESPACE)
         finally:
             top.close()
-        if self._old is not None and self._old.present and not self.reread:
+        if self._old is not None and self._old.present and not self.listed:
             return self._old
         notes: tuple[Diagnostic, ...] = ()
         if self._cut:
@@ -170,11 +164,13 @@ class RootScanner:
             self._adopt(folder, record, depth)
             return
         plain = self._old_folders.get(path)
-        if plain is not None and self._unchanged_folder(path, plain.stamp):
-            self._folders[path] = plain
-        else:
-            listing = self._list(folder)
-            if listing is None:
+        if plain is None or not self._is_unchanged(path, plain.stamp):
+            self.listed.add(path)
+            try:
+                listing = list_folder(folder.descriptor(), path)
+            except (FileRefused, OSError) as error:
+                # No folder has this stamp: the next walk tries again.
+                self._folders[path] = PlainFolder(NO_STAMP, (), (unreadable_note(path, error),))
                 return
             if listing.skill_file is not None and depth:
                 descriptor = folder.descriptor()
@@ -183,7 +179,7 @@ class RootScanner:
                 self._adopt(folder, self._load(descriptor, path, namespace, listing, subtree, old), depth)
                 return
             plain = self._plain(path, listing, depth)
-            self._folders[path] = plain
+        self._folders[path] = plain
         self._below(folder, plain.children, depth, namespace)
 
     def _below(self, folder: _Folder, names: tuple[str, ...], depth: int, namespace: str) -> None:
@@ -227,15 +223,6 @@ class RootScanner:
         deepest = DEEPEST if self._root.deep else 2
         return PlainFolder(listing.stamp, tuple(listing.folders) if depth < deepest else (), tuple(notes))
 
-    def _list(self, folder: _Folder) -> FolderListing | None:
-        self.listed.add(folder.path)
-        try:
-            return list_folder(folder.descriptor(), folder.path)
-        except (FileRefused, OSError) as error:
-            note = unreadable_note(folder.path, error)
-        self._folders[folder.path] = PlainFolder(NO_STAMP, (), (note,))  # no folder's stamp: the next walk tries again
-        return None
-
     def _adopt(self, folder: _Folder, record: SkillRecord, depth: int) -> None:
         self._skills[record.path] = record
         if not (self._root.nested and record.nested):
@@ -251,7 +238,7 @@ class RootScanner:
                 for link in reversed(chain[1:]):
                     link.close()
 
-    def _unchanged_folder(self, path: str, stamp: bytes) -> bool:
+    def _is_unchanged(self, path: str, stamp: bytes) -> bool:
         try:
             status = os.lstat(self._prefix + path)
         except OSError:
@@ -315,20 +302,13 @@ _AS_IS = frozenset({"symlink", "too_large"})
 
 @dataclass(slots=True)
 class _Read:
-    """The files read, what they mean together, and the skill file's bytes unless it was refused."""
+    """The files of a skill as read, what was found in them, and the tools they name."""
 
     files: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
     stamps: bytes = b""
     findings: list[Diagnostic] = field(default_factory=list)
-    data: bytes | None = None
     tools: tuple[SkillTool, ...] = ()
-
-    def mark(self, name: str, stamp: bytes, digest: str) -> None:
-        """Note a file; the digest is empty when it was refused."""
-        self.files += (name,)
-        self.digests += (digest,)
-        self.stamps += stamp
 
 
 class SkillLoader:
@@ -355,7 +335,20 @@ class SkillLoader:
         """Return the record of the skill in an open folder. Nothing in a file raises."""
         name = listing.skill_file
         assert name is not None  # the folder is a skill's because of it
-        read = self._read(descriptor, path, name, listing)
+        read = _Read()
+        data = self._read(descriptor, path, name, read, listing)
+        for names in _COMPANIONS if len(listing.files) > 1 else ():
+            companion = next((each for each in names if each in listing.files), None)
+            text = None if companion is None else self._read(descriptor, path, companion, read, listing)
+            if companion is None or text is None:
+                continue
+            printable = printable_path(join(path, companion))
+            # Sources are understood on first use: the digest is all that discovery needs of them.
+            if names is TOOLS_FILES:
+                read.tools, findings, _ = read_tools(text, name=companion, path=printable)
+                read.findings += findings
+            elif companion == COMPACT_FILE:
+                read.findings += read_compact(text, path=printable).diagnostics
         if (
             old is not None
             and old.layout_namespace == layout_namespace
@@ -364,7 +357,7 @@ class SkillLoader:
         ):
             parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
         else:
-            parsed = self._parse(path, name, layout_namespace, read)
+            parsed = self._parse(data, path, name, layout_namespace, read)
         assert parsed.full_id is not None  # known for every folder
         stamps = subtree.stamps + read.stamps
         return make_record(
@@ -382,13 +375,13 @@ class SkillLoader:
             parsed.diagnostics,
         )
 
-    def _parse(self, path: str, name: str, layout_namespace: str, read: _Read) -> ParsedSkill:
+    def _parse(self, data: bytes | None, path: str, name: str, layout_namespace: str, read: _Read) -> ParsedSkill:
         folder = path.rpartition("/")[2]
         fixed = self._root.fixed_namespace
-        if read.data is None:
+        if data is None:
             return ParsedSkill(None, tuple(read.findings), ".".join(fallback_id(folder, fixed or layout_namespace)))
         return parse_parts(
-            read.data,
+            data,
             folder=folder,
             file_name=name,
             path=printable_path(join(path, name)),
@@ -403,50 +396,27 @@ class SkillLoader:
             digest=read.digests[0],
         )
 
-    def _read(self, descriptor: int, path: str, name: str, listing: FolderListing) -> _Read:
-        read = _Read()
-        data = self._file(descriptor, path, name, MAX_SKILL_BYTES, read, listing)
-        if isinstance(data, FileRefused):
-            findings = FileFindings("lenient", printable_path(join(path, name)))
-            findings.add(data.code if data.code in _AS_IS else "unreadable", f"{data.message}.")
-            read.findings += findings.items
-        else:
-            read.data = data
-        for names in _COMPANIONS if len(listing.files) > 1 else ():
-            companion = next((each for each in names if each in listing.files), None)
-            if companion is not None:
-                self._companion(descriptor, path, companion, read, listing)
-        return read
-
-    def _companion(self, descriptor: int, path: str, name: str, read: _Read, listing: FolderListing) -> None:
-        printable = printable_path(join(path, name))
-        data = self._file(descriptor, path, name, limit_of(name), read, listing)
-        if isinstance(data, FileRefused):
-            read.findings += unusable(name, data.message, path=printable)
-        elif name in TOOLS_FILES:
-            read.tools, findings, _ = read_tools(data, name=name, path=printable)
-            read.findings += findings
-        elif name == COMPACT_FILE:
-            read.findings += read_compact(data, path=printable).diagnostics
-        # Sources are understood on first use: the digest is all that discovery needs of them.
-
-    def _file(
-        self, folder: int, path: str, name: str, limit: int, read: _Read, listing: FolderListing
-    ) -> bytes | FileRefused:
-        """Read one file and mark it; a refused one is marked by what the system says about its name."""
+    def _read(self, folder: int, path: str, name: str, read: _Read, listing: FolderListing) -> bytes | None:
+        """Read one file and note it; a refused one is a finding, has no digest, and the stamp the system gives its name."""
+        file_path = join(path, name)
+        data, digest, stamp = None, "", NO_STAMP
         try:
-            file_path = join(path, name)
             descriptor = open_file_at(folder, name, file_path, listed=listing.files[name])
             try:
-                file = read_descriptor(descriptor, file_path, limit)
+                data, status = read_descriptor(descriptor, file_path, limit_of(name))
             finally:
                 os.close(descriptor)
+            digest, stamp = bytes_digest(data), stamp_of(status)
         except FileRefused as refusal:
-            try:
+            with suppress(OSError):  # gone between the listing and now: the next walk looks again
                 stamp = stamp_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
-            except OSError:
-                stamp = NO_STAMP  # gone between the listing and now: the next walk looks again
-            read.mark(name, stamp, "")
-            return refusal
-        read.mark(name, stamp_of(file.stat), bytes_digest(file.data))
-        return file.data
+            if name == listing.skill_file:
+                findings = FileFindings("lenient", printable_path(file_path))
+                findings.add(refusal.code if refusal.code in _AS_IS else "unreadable", f"{refusal.message}.")
+                read.findings += findings.items
+            else:
+                read.findings += unusable(name, refusal.message, path=printable_path(file_path))
+        read.files += (name,)
+        read.digests += (digest,)
+        read.stamps += stamp
+        return data

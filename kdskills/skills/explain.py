@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kdskills.skills.model import Skill
@@ -16,7 +16,6 @@ from kdskills.skills.selection import (
     KnownSkills,
     Refused,
     Rules,
-    StepRefusal,
     Via,
     for_consumer,
     refuse_by,
@@ -92,7 +91,6 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as JSON."""
-        names = ExplainedStep.__slots__
         return {
             "ref": self.ref,
             "consumer": self.consumer,
@@ -101,7 +99,7 @@ class Explanation:
             "granted": self.granted,
             "code": self.code,
             "reason": None if isinstance(self.outcome, Granted) else self.outcome.reason,
-            "steps": [{name: getattr(step, name) for name in names} for step in self.steps],
+            "steps": [asdict(step) for step in self.steps],
             "notes": list(self.notes),
         }
 
@@ -130,28 +128,25 @@ def explain_steps(
             else ExplainedStep(number, title, "unknown", "there is no skill here to ask about")
             for number, title in enumerate(TITLES, 1)
         )
-    first = (f"{skill.full_id} is a skill of a {skill.layer} root", None, skill.layer)
-    answers: list[tuple[StepRefusal | None, _Passed]] = [(None, first)]
-    for number, check in CHECKS.items():
-        finding = check(rules, skill)
-        answers.append((finding, _NOT_ASKED if finding else _passed(number, rules, skill)))
-    answers.append((refuse_by(skill, starter), (f"a {starter} may start it", None, None)))
-    return tuple(
-        ExplainedStep(number, title, "refuse", finding.reason, finding.code, finding.rule, finding.source)
-        if finding is not None
-        else ExplainedStep(number, title, "pass", passed[0], None, *passed[1:])
-        for number, (title, (finding, passed)) in enumerate(zip(TITLES, answers, strict=True), 1)
-    )
+    steps = [ExplainedStep(1, TITLES[0], "pass", f"{full_id} is a skill of a {skill.layer} root", source=skill.layer)]
+    for number, refusal in (
+        *((number, check(rules, skill)) for number, check in CHECKS.items()),
+        (7, refuse_by(skill, starter)),
+    ):
+        title = TITLES[number - 1]
+        if refusal is not None:
+            rule, source = refusal.details.get("rule"), refusal.details.get("source")
+            steps.append(ExplainedStep(number, title, "refuse", refusal.reason, refusal.code, rule, source))
+        elif number == 7:
+            steps.append(ExplainedStep(number, title, "pass", f"a {starter} may start it"))
+        else:
+            reason, rule, source = _passed(number, rules, skill)
+            steps.append(ExplainedStep(number, title, "pass", reason, None, rule, source))
+    return tuple(steps)
 
 
-_Passed = tuple[str, str | None, str | None]
-"""A reason, the rule that let a skill through, and where it stands."""
-
-_NOT_ASKED: _Passed = ("", None, None)
-
-
-def _passed(step: int, rules: Rules, skill: Skill) -> _Passed:
-    """Return why *skill* passes one of the steps 2 to 6."""
+def _passed(step: int, rules: Rules, skill: Skill) -> tuple[str, str | None, str | None]:
+    """Return why *skill* passes one of the steps 2 to 6: the reason, the rule that let it through, where that stands."""
     rule = source = None
     if step == 2:
         reason = f'no rule of "*" or {rules.consumer or "an anonymous consumer"} and no plugin denies {skill.full_id}'

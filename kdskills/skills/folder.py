@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -77,11 +77,17 @@ class _Unusable(Exception):
         self.position = position
 
 
+_LIMITS = {
+    COMPACT_FILE: MAX_COMPACT_BYTES,
+    **dict.fromkeys(SKILL_FILES, MAX_SKILL_BYTES),
+    **dict.fromkeys(TOOLS_FILES, MAX_TOOLS_BYTES),
+    **dict.fromkeys(SOURCES_FILES, MAX_SOURCES_BYTES),
+}
+
+
 def limit_of(name: str) -> int:
-    """Return the most bytes a companion called *name* may have."""
-    if name == COMPACT_FILE:
-        return MAX_COMPACT_BYTES
-    return MAX_TOOLS_BYTES if name in TOOLS_FILES else MAX_SOURCES_BYTES
+    """Return the most bytes the skill file or companion called *name* may have."""
+    return _LIMITS[name]
 
 
 def code_of(name: str) -> str:
@@ -134,9 +140,9 @@ def read_tools(
 
 
 def _tools(data: bytes, _: FileFindings) -> tuple[SkillTool, ...]:
-    document = _yaml(_text(data, MAX_TOOLS_BYTES), YamlLimits())
-    _no_duplicates(document)  # keeping the first could lose a gate
-    root = document.root
+    root = _yaml(
+        _text(data, MAX_TOOLS_BYTES), YamlLimits(), duplicates=False
+    ).root  # keeping the first could lose a gate
     if isinstance(root, Fields):
         root = _tool_list(root)
     if not isinstance(root, Items):
@@ -183,17 +189,12 @@ def _word(node: Fields, key: str) -> str:
 def _required(node: Fields) -> bool:
     """Whether an entry gates its skill; what is not understood does."""
     known = {"required": FALSE_WORDS, "hard_required": FALSE_WORDS, "availability": _OPTIONAL}
-    return any(
-        _holds(item, known.get(key) or (_OPTIONAL if "avail" in key.lower() else FALSE_WORDS))
-        for key, item in node.items.items()
-        if key in known or (key not in _TOOL_KEYS and near_required(key))
-    )
-
-
-def _holds(item: Node, negative: frozenset[str]) -> bool:
-    if not isinstance(item, Scalar):
-        return True
-    return not item.null and item.text.strip().lower() not in negative
+    for key, item in node.items.items():
+        if key in known or (key not in _TOOL_KEYS and near_required(key)):
+            negative = known.get(key) or (_OPTIONAL if "avail" in key.lower() else FALSE_WORDS)
+            if not isinstance(item, Scalar) or not (item.null or item.text.strip().lower() in negative):
+                return True
+    return False
 
 
 def read_sources(
@@ -207,9 +208,7 @@ def read_sources(
 
 
 def _rows(data: bytes, notes: FileFindings) -> tuple[Mapping[str, Any], ...]:
-    document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS)
-    if notes.verdict != "lenient":
-        _no_duplicates(document)
+    document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS, duplicates=notes.verdict == "lenient")
     for key, mark in document.duplicates:
         message = f"The key `{key}` stands twice; the first one counts."
         notes.add("duplicate_key", message, position=(mark.line + 1, mark.column + 1), ref=key)
@@ -242,19 +241,15 @@ def _text(data: bytes, limit: int) -> str:
     return text.removeprefix(BOM).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _yaml(text: str, limits: YamlLimits) -> Document:
+def _yaml(text: str, limits: YamlLimits, *, duplicates: bool) -> Document:
     try:
         document = load_yaml(text, limits)
     except YamlRefused as refusal:
         position = (refusal.position[0] + 1, refusal.position[1] + 1) if refusal.position else None
         raise _Unusable(refusal.message, position) from refusal
-    return document
-
-
-def _no_duplicates(document: Document) -> None:
-    if document.duplicates:
-        key, mark = document.duplicates[0]
+    for key, mark in () if duplicates else document.duplicates:
         raise _Unusable(f"the key `{key}` stands twice", (mark.line + 1, mark.column + 1))
+    return document
 
 
 class FolderParts(NamedTuple):
@@ -302,31 +297,25 @@ def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> Fold
         try:
             data = read_file(folder, name, limit=MAX_SKILL_BYTES).data
         except FileRefused as error:
-            if error.code == "file_missing":
-                refusal = refusal or error
-                continue
-            refusal = error
-            break
-        tools_name, tools_data, findings = read_companion(folder, TOOLS_FILES, verdict)
-        tools: tuple[SkillTool, ...] = ()
-        if tools_data is not None:
-            tools, findings, _ = read_tools(tools_data, name=tools_name, verdict=verdict)
-        return FolderParts(folder, name, data, tools, findings)
+            if error.code != "file_missing":
+                refusal = error
+                break
+            refusal = refusal or error
+        else:
+            tools_name, tools_data, findings = read_companion(folder, TOOLS_FILES, verdict)
+            tools: tuple[SkillTool, ...] = ()
+            if tools_data is not None:
+                tools, findings, _ = read_tools(tools_data, name=tools_name, verdict=verdict)
+            return FolderParts(folder, name, data, tools, findings)
     assert refusal is not None  # each name was tried, and none was read
-    return _refused(folder, names, refusal, verdict)
-
-
-def _refused(folder: Path, names: tuple[str, ...], refusal: FileRefused, verdict: Verdict) -> tuple[Diagnostic, ...]:
-    findings = FileFindings(verdict, str(refusal.details.get("path", names[0])))
-    file_codes = {"file_missing", "symlink", "too_large"}
-    findings.add(refusal.code if refusal.code in file_codes else "unreadable", f"{refusal.message}.")
-    if refusal.code == "file_missing":
-        for name in SKILL_YAML:
-            if (folder / name).is_file():
-                yaml_findings = FileFindings(verdict, name)
-                yaml_findings.add("skill_yaml", f"{name} is not a skill file; a skill is a SKILL.md with frontmatter.")
-                findings.items.extend(yaml_findings.items)
-    return tuple(findings.items)
+    refused = FileFindings(verdict, str(refusal.details.get("path", names[0])))
+    known = refusal.code in {"file_missing", "symlink", "too_large"}
+    refused.add(refusal.code if known else "unreadable", f"{refusal.message}.")
+    for name in SKILL_YAML if refusal.code == "file_missing" else ():
+        if (folder / name).is_file():
+            refused.path = name
+            refused.add("skill_yaml", f"{name} is not a skill file; a skill is a SKILL.md with frontmatter.")
+    return tuple(refused.items)
 
 
 def read_companion(
@@ -345,66 +334,39 @@ def read_companion(
     return names[0], None, ()
 
 
-class TextContent(NamedTuple):
-    """The long texts of a skill parsed from bytes: a body, and no companions."""
+class LazyContent:
+    """The long texts of a skill that no registry keeps, each read by its function on first use and kept."""
 
-    text: str
-    size: int
-    digest: str
+    def __init__(
+        self,
+        body: Callable[[], str],
+        tree_digest: Callable[[], str],
+        compact: Callable[[], str | None] = lambda: None,
+        sources: Callable[[], tuple[Mapping[str, Any], ...]] = tuple,
+    ) -> None:
+        self.body, self.compact, self.sources = cache(body), cache(compact), cache(sources)
+        self.tree_digest = tree_digest
 
-    def body(self) -> str:
-        """Return the body."""
-        return self.text
+    @classmethod
+    def of_text(cls, body: str, size: int, digest: str) -> LazyContent:
+        """Return the content of a folder with nothing but a skill file of this body, size and digest."""
+        row: list[str | int] = ["SKILL.md", size, digest.partition(":")[2]]
+        return cls(lambda: body, lambda: rows_digest([row]))
 
-    def compact(self) -> None:
-        """Return None."""
+    @classmethod
+    def of_folder(cls, folder: Path, file_name: str, verdict: Verdict) -> LazyContent:
+        """Return the content of a folder on disk; its body raises `FileRefused` when the file is gone since."""
 
-    def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Return ()."""
-        return ()
+        def companion(names: tuple[str, ...], read: Callable[[bytes], ContentRead[T]], default: T) -> T:
+            data = read_companion(folder, names, "lenient")[1]
+            return default if data is None else read(data).value
 
-    def tree_digest(self) -> str:
-        """Return the digest of a folder with this one file."""
-        return rows_digest([["SKILL.md", self.size, self.digest.partition(":")[2]]])
-
-
-class DiskContent:
-    """The long texts of a skill in a folder, read on first use and kept; only `lenient` lets dots end its frontmatter."""
-
-    def __init__(self, folder: Path, file_name: str, verdict: Verdict = "lenient") -> None:
-        self._folder = folder
-        self._file_name = file_name
-        self._verdict: Verdict = verdict
-
-    def body(self) -> str:
-        """Return the body. Raises `FileRefused` when the file is gone since."""
-        return self._body
-
-    @cached_property
-    def _body(self) -> str:
-        return read_body(read_file(self._folder, self._file_name, limit=MAX_SKILL_BYTES).data, self._verdict)
-
-    def compact(self) -> str | None:
-        """Return the text of `compact.md`, or None."""
-        return self._compact
-
-    @cached_property
-    def _compact(self) -> str | None:
-        data = read_companion(self._folder, (COMPACT_FILE,), "lenient")[1]
-        return None if data is None else read_compact(data).value
-
-    def sources(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the rows of `sources.yaml`, or ()."""
-        return self._sources
-
-    @cached_property
-    def _sources(self) -> tuple[Mapping[str, Any], ...]:
-        data = read_companion(self._folder, SOURCES_FILES, "lenient")[1]
-        return () if data is None else read_sources(data).value
-
-    def tree_digest(self) -> str:
-        """Return the digest over all files of the folder."""
-        return tree_digest(self._folder)
+        return cls(
+            lambda: read_body(read_file(folder, file_name, limit=MAX_SKILL_BYTES).data, verdict),
+            lambda: tree_digest(folder),
+            lambda: companion((COMPACT_FILE,), read_compact, None),
+            lambda: companion(SOURCES_FILES, read_sources, ()),
+        )
 
 
 class _CachedText(NamedTuple):
@@ -534,9 +496,7 @@ class RegistryContent:
         self._files = files
         self._digests = digests
 
-    def _read(
-        self, names: tuple[str, ...], limit: int, default: T, decode: Callable[[bytes, str], ContentRead[T]]
-    ) -> ContentRead[T]:
+    def _read(self, names: tuple[str, ...], default: T, read: Callable[..., ContentRead[T]]) -> ContentRead[T]:
         # A companion that could not be read then is not read now.
         files = zip(self._files, self._digests, strict=True)
         name, expected = next(((name, digest) for name, digest in files if name in names and digest), ("", ""))
@@ -544,22 +504,26 @@ class RegistryContent:
             return ContentRead(default)
         path = f"{self._path}/{name}"
 
-        def decoded(data: bytes) -> ContentRead[T]:
-            return decode(data, path)
+        def decode(data: bytes) -> ContentRead[T]:
+            text = read(data, name=name, path=printable_path(path))
+            # Objects weigh several times the text they were read from.
+            weight = 8 * len(data) + 1024 if names is SOURCES_FILES else sys.getsizeof(text.value)
+            return text._replace(cost=weight)
 
-        return self._reader.read(self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decoded)
+        limit = limit_of(name)
+        return self._reader.read(self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decode)
 
     def read_body(self) -> ContentRead[str]:
         """Return the body."""
-        return self._read(self._files[:1], MAX_SKILL_BYTES, "", lambda data, _: _weighed(ContentRead(read_body(data))))
+        return self._read(self._files[:1], "", lambda data, **_: ContentRead(read_body(data)))
 
     def read_compact(self) -> ContentRead[str | None]:
         """Return the text of `compact.md` as discovery saw it there, or None."""
-        return self._read((COMPACT_FILE,), MAX_COMPACT_BYTES, None, _decode_compact)
+        return self._read((COMPACT_FILE,), None, read_compact)
 
     def read_sources(self) -> ContentRead[tuple[Mapping[str, Any], ...]]:
         """Return the rows of `sources.yaml` as discovery saw it there, or ()."""
-        return self._read(SOURCES_FILES, MAX_SOURCES_BYTES, (), _decode_sources)
+        return self._read(SOURCES_FILES, (), read_sources)
 
     def body(self) -> str:
         """Return the body."""
@@ -576,16 +540,3 @@ class RegistryContent:
     def tree_digest(self) -> str:
         """Return the digest over every file of the skill, as they are now. Raises `FileRefused`."""
         return tree_digest(self._base, self._path)
-
-
-def _decode_compact(data: bytes, path: str) -> ContentRead[str | None]:
-    return _weighed(read_compact(data, path=printable_path(path)))
-
-
-def _decode_sources(data: bytes, path: str) -> ContentRead[tuple[Mapping[str, Any], ...]]:
-    read = read_sources(data, name=path.rpartition("/")[2], path=printable_path(path))
-    return read._replace(cost=8 * len(data) + 1024)  # objects weigh several times the text they were read from
-
-
-def _weighed(read: ContentRead[T]) -> ContentRead[T]:
-    return read._replace(cost=sys.getsizeof(read.value))

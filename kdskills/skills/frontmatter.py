@@ -46,7 +46,9 @@ def repair_lines(text: str) -> tuple[str, tuple[Repair, ...]]:
         key, written = match["key"].rstrip(" \t"), match["rest"].rstrip(" \t")
         value, comment = _without_comment(written)
         waiting = _opens(value)
-        if waiting or _goes_on(lines, number) or not _needs_quotes(key, value):
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        goes_on = following[:1] in {" ", "\t"} and bool(following.strip())
+        if waiting or goes_on or not _needs_quotes(key, value):
             continue
         lines[number] = f"{match['head']}{single_quoted(value)}{comment}{match['rest'][len(written) :]}"
         repairs.append(Repair(number, key, line, lines[number]))
@@ -84,10 +86,6 @@ def _opens(value: str) -> str:
     return closer if closer is not None and closer not in value else ""
 
 
-def _goes_on(lines: list[str], number: int) -> bool:
-    return number + 1 < len(lines) and lines[number + 1][:1] in {" ", "\t"} and bool(lines[number + 1].strip())
-
-
 def _needs_quotes(key: str, value: str) -> bool:
     first = value[0]
     if first in "\"'":
@@ -113,29 +111,6 @@ _FENCE_OR_DOTS = re.compile(r"^(?:---|\.\.\.)[^\S\n]*$", re.MULTILINE)
 _LEADING_BLANK = re.compile(r"(?:[^\S\n]*\n)+")
 
 
-class Split(NamedTuple):
-    """A skill file cut at its fences; offsets count characters of `text`.
-
-    Attributes:
-        text: The whole text, without BOM, with LF as line ends.
-        start: Where the frontmatter begins.
-        end: Where the closing fence begins.
-        after: Where the body begins.
-        dots: Whether a line of dots closes it.
-    """
-
-    text: str
-    start: int
-    end: int
-    after: int
-    dots: bool
-
-    @property
-    def frontmatter(self) -> str:
-        """The text between the fences."""
-        return self.text[self.start : self.end]
-
-
 class Frontmatter(NamedTuple):
     """Fields as nodes, and the body."""
 
@@ -145,7 +120,7 @@ class Frontmatter(NamedTuple):
     repairs: tuple[Repair, ...] = ()
 
 
-def decode(data: bytes, findings: FileFindings) -> str | None:
+def _decoded(data: bytes, findings: FileFindings) -> str | None:
     """Return the text of a skill file without BOM and with LF as line ends, or None after an error."""
     if len(data) > MAX_SKILL_BYTES:
         findings.add("too_large", f"The skill file has {len(data):,} bytes, more than {MAX_SKILL_BYTES:,}.")
@@ -166,40 +141,33 @@ def decode(data: bytes, findings: FileFindings) -> str | None:
         if findings.verdict == "skills-ref":
             findings.add("no_frontmatter", "A byte order mark stands before the opening `---`.", position=(1, 1))
             return None
-    if "\r" in text:
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return text
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def split(text: str, findings: FileFindings) -> Split | None:
-    """Cut *text* at its fences, or return None after an error."""
+def _split(data: bytes, findings: FileFindings) -> tuple[str, str] | None:
+    """Return what stands between the fences of a skill file and what stands behind them, or None after an error."""
+    text = _decoded(data, findings)
+    if text is None:
+        return None
     lenient = findings.verdict == "lenient"
     position = text.find("\n---", 3) if text.startswith("---\n") else -1
     if text.startswith("\n---\n", position) and not (lenient and text.find("\n...", 3, position + 1) >= 0):
-        return Split(text, 4, position + 1, position + 5, dots=False)  # as nearly all are written
+        return text[4 : position + 1], text[position + 5 :]  # as nearly all are written
     opening = _FENCE.match(text)
     if opening is None:
         findings.add("no_frontmatter", "The first line is not `---`.", position=(1, 1))
         return None
     start = min(opening.end() + 1, len(text))
-    fence = _FENCE_OR_DOTS if lenient else _FENCE
-    closing = fence.search(text, start) if opening.end() < len(text) else None
+    closing = (_FENCE_OR_DOTS if lenient else _FENCE).search(text, start)
+    marker = closing or _FENCE_OR_DOTS.search(text, start)  # dots that close nothing are told, too
+    if marker is not None and marker[0].startswith("."):
+        line = text.count("\n", 0, marker.start()) + 1
+        message = "A line `...` stands where `---` should close the frontmatter."
+        findings.add("dots_close", message, position=(line, 1))
     if closing is None:
-        if not lenient:
-            dots = _FENCE_OR_DOTS.search(text, start)
-            if dots is not None:
-                _report_dots(text, dots.start(), findings)
         findings.add("unclosed_frontmatter", "No line `---` closes the frontmatter.", position=(1, 1))
         return None
-    dots_close = text[closing.start()] == "."
-    if dots_close:
-        _report_dots(text, closing.start(), findings)
-    return Split(text, start, closing.start(), min(closing.end() + 1, len(text)), dots_close)
-
-
-def _report_dots(text: str, position: int, findings: FileFindings) -> None:
-    line = text.count("\n", 0, position) + 1
-    findings.add("dots_close", "A line `...` stands where `---` should close the frontmatter.", position=(line, 1))
+    return text[start : closing.start()], text[closing.end() + 1 :]
 
 
 def trim_body(text: str) -> str:
@@ -211,34 +179,28 @@ def trim_body(text: str) -> str:
 
 def read_body(data: bytes, verdict: Verdict = "lenient") -> str:
     """Return the body of a skill file that parsed before under *verdict*; "" when it has no closed frontmatter."""
-    findings = FileFindings(verdict, "")
-    text = decode(data, findings)
-    parts = split(text, findings) if text is not None else None
-    return trim_body(parts.text[parts.after :]) if parts is not None else ""
+    parts = _split(data, FileFindings(verdict, ""))
+    return trim_body(parts[1]) if parts is not None else ""
 
 
 def read_frontmatter(data: bytes, findings: FileFindings) -> Frontmatter | None:
     """Return fields and body of a skill file, or None after an error."""
-    text = decode(data, findings)
-    parts = split(text, findings) if text is not None else None
-    if parts is None:
-        return None
-    loaded = _load(parts.frontmatter, findings)
-    if loaded is None:
+    parts = _split(data, findings)
+    loaded = _load(parts[0], findings) if parts is not None else None
+    if parts is None or loaded is None:
         return None
     document, repairs = loaded
     if not isinstance(document.root, Fields) or not document.root.items:
         findings.add("not_a_mapping", "The frontmatter is empty or no mapping of fields.", position=(2, 1))
         return None
-    for key, mark in document.duplicates:
+    twice = [(key, (mark.line + 2, mark.column + 1)) for key, mark in document.duplicates]
+    for key, position in twice:
         message = f"The key `{key}` stands twice; the first one counts."
-        findings.add("duplicate_key", message, position=(mark.line + 2, mark.column + 1), ref=key)
-    if document.duplicates and findings.verdict != "lenient":
-        mark = document.duplicates[0][1]
-        position = (mark.line + 2, mark.column + 1)
-        findings.add("invalid_yaml", "The frontmatter has a key twice.", position=position)
+        findings.add("duplicate_key", message, position=position, ref=key)
+    if twice and findings.verdict != "lenient":
+        findings.add("invalid_yaml", "The frontmatter has a key twice.", position=twice[0][1])
         return None
-    return Frontmatter(document.root, document, trim_body(parts.text[parts.after :]), repairs)
+    return Frontmatter(document.root, document, trim_body(parts[1]), repairs)
 
 
 def _load(text: str, findings: FileFindings) -> tuple[Document, tuple[Repair, ...]] | None:

@@ -26,9 +26,8 @@ from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import (
     COMPACT_FILE,
     SOURCES_FILES,
-    DiskContent,
     FolderParts,
-    TextContent,
+    LazyContent,
     open_skill,
     read_compact,
     read_companion,
@@ -89,19 +88,19 @@ def parse_parts(
     name = _name(reader, folder, notes)
     namespace = _namespace(reader, layout_namespace, fixed_namespace, notes)
     own_id = _own_id(reader, name, folder, notes)
-    digest = digest or bytes_digest(data)
+    size, body, digest = len(data), front.body, digest or bytes_digest(data)
     skill = make_skill(
         **reader.values(),
         name=name,
         namespace=namespace,
         id=own_id,
-        content=content(f"{namespace}.{own_id}") if content else TextContent(front.body, len(data), digest),
+        content=content(f"{namespace}.{own_id}") if content else LazyContent.of_text(body, size, digest),
         tools=tools,
         frontmatter=form(to_python(front.fields, text_only=verdict == "skills-ref")),
         diagnostics=tuple(notes.items),  # complete: every field above was read before
         digest=digest,
-        size=len(data),
-        tokens=estimate_tokens(front.body),
+        size=size,
+        tokens=estimate_tokens(body),
         layer=layer,
         file=file,
     )
@@ -217,7 +216,7 @@ def parse_skill(path: StrPath, *, verdict: Verdict = "lenient", extra_fields: Co
         verdict=verdict,
         extra_fields=frozenset(extra_fields),
         file=str(opened.folder / opened.file_name),
-        content=lambda _: DiskContent(opened.folder, opened.file_name, verdict),
+        content=lambda _: LazyContent.of_folder(opened.folder, opened.file_name, verdict),
         tools=opened.tools,
         findings=opened.findings,
     )

@@ -215,7 +215,7 @@ class SkillRegistry:
             old, ignored = self._store.load(root, base, loader.content)
             if ignored is not None:
                 notes[number] = ignored
-        scanner = RootScanner(root, old, loader, self._clock, self._limits, base)
+        scanner = RootScanner(root, base, old, loader, self._clock, self._limits)
         scan = scanner.run()
         # An index that is a little behind only makes the next start read a little more, and costs no writing now. Folders
         # are counted, not visits: one that changed a moment ago is listed at every look until its stamp proves something.

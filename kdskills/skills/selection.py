@@ -6,12 +6,12 @@ Everything that reaches a skill asks `decide`; imports ask `decide_dependency`. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
@@ -68,13 +68,7 @@ class Refused:
 
     def to_json(self) -> dict[str, Any]:
         """Return the refusal as JSON, for people and logs."""
-        return {
-            "code": self.code,
-            "reason": self.reason,
-            "ref": self.ref,
-            "full_id": self.full_id,
-            "details": dict(self.details),
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,42 +161,37 @@ class KnownSkills:
         return frozenset(self.skills) | frozenset(self.refused)
 
 
-class StepRefusal(NamedTuple):
-    """A step that refuses: its code, the sentence, the rule and where the rule stands."""
-
-    code: str
-    reason: str
-    rule: str | None = None
-    source: str | None = None
-    details: Mapping[str, Any] = EMPTY
-
-    def refusal(self, ref: str, full_id: str) -> Refused:
-        """Return the refusal of *ref* by this finding."""
-        facts = {key: value for key, value in (("rule", self.rule), ("source", self.source)) if value is not None}
-        return Refused(self.code, self.reason, ref, full_id, facts | dict(self.details))
+def _refused(
+    code: str, skill: Skill, reason: str, rule: str | None = None, source: str | None = None, **facts: Any
+) -> Refused:
+    """Return the refusal of *skill*, whose full id stands in front of *reason*, by a rule and where it stands."""
+    full_id = skill.full_id
+    details = {key: value for key, value in (("rule", rule), ("source", source)) if value is not None}
+    return Refused(code, f"{full_id} {reason}", full_id, full_id, details | facts)
 
 
-Check = Callable[[Rules, Skill], StepRefusal | None]
+Check = Callable[[Rules, Skill], Refused | None]
+"""One step about one skill; a refusal has the full id as its `ref`, for no reference was asked about."""
 
 
-def _denied(rules: Rules, skill: Skill) -> StepRefusal | None:
+def _denied(rules: Rules, skill: Skill) -> Refused | None:
     """Step 2: the deny layer for all, the consumer's own, then plugins."""
     full_id = skill.full_id
     for source, matcher in rules.denials:
         rule = matcher.match(full_id)
         if rule is not None:
-            return StepRefusal("denied", f"{full_id} is disabled by {rule!r} in {source}", rule, source)
+            return _refused("denied", skill, f"is disabled by {rule!r} in {source}", rule, source)
     reason = rules.plugin_denied.get(full_id)
-    if reason is not None:
-        return StepRefusal("plugin_denied", f"{full_id} is denied by a plugin: {reason}", reason, "plugin")
-    return None
+    if reason is None:
+        return None
+    return _refused("plugin_denied", skill, f"is denied by a plugin: {reason}", reason, "plugin")
 
 
-def _internal(rules: Rules, skill: Skill) -> StepRefusal | None:
+def _internal(rules: Rules, skill: Skill) -> Refused | None:
     """Step 3: the internal namespace, which `enabled` cannot open."""
     if skill.namespace != INTERNAL_NAMESPACE or rules.include_internal:
         return None
-    return StepRefusal("internal", f"{skill.full_id} is internal: it is used through skills that import it")
+    return _refused("internal", skill, "is internal: it is used through skills that import it")
 
 
 def for_consumer(skill: Skill, consumer: str | None) -> str | None:
@@ -213,27 +202,23 @@ def for_consumer(skill: Skill, consumer: str | None) -> str | None:
     return next((entry for entry in skill.include_for if fnmatchcase(lowered, entry)), None)
 
 
-def _not_for_consumer(rules: Rules, skill: Skill) -> StepRefusal | None:
+def _not_for_consumer(rules: Rules, skill: Skill) -> Refused | None:
     """Step 4: the skill names its consumers and this is none of them."""
     if not skill.include_for or for_consumer(skill, rules.consumer) is not None:
         return None
     consumer_name = "an anonymous consumer" if rules.consumer is None else repr(rules.consumer)
     audience = ", ".join(skill.include_for)
-    return StepRefusal(
-        "not_for_consumer", f"{skill.full_id} is for {audience}, not for {consumer_name}", audience, "include_for"
-    )
+    return _refused("not_for_consumer", skill, f"is for {audience}, not for {consumer_name}", audience, "include_for")
 
 
-def _not_enabled(rules: Rules, skill: Skill) -> StepRefusal | None:
+def _not_enabled(rules: Rules, skill: Skill) -> Refused | None:
     """Step 5: there is an allow-list without this skill."""
     if rules.enabled is None or rules.allowed.match(skill.full_id) is not None:
         return None
-    return StepRefusal(
-        "not_enabled", f"{skill.full_id} is not in {rules.source}.enabled", source=f"{rules.source}.enabled"
-    )
+    return _refused("not_enabled", skill, f"is not in {rules.source}.enabled", source=f"{rules.source}.enabled")
 
 
-def _tools_missing(rules: Rules, skill: Skill) -> StepRefusal | None:
+def _tools_missing(rules: Rules, skill: Skill) -> Refused | None:
     """Step 6: a required tool is absent."""
     if rules.tools is None or not skill.tools:
         return None
@@ -241,13 +226,8 @@ def _tools_missing(rules: Rules, skill: Skill) -> StepRefusal | None:
     if not missing:
         return None
     names = ", ".join(missing)
-    return StepRefusal(
-        "tools_missing",
-        f"{skill.full_id} needs tools that are not here: {names}",
-        names,
-        "tools.yaml",
-        {"missing": missing},
-    )
+    message = f"needs tools that are not here: {names}"
+    return _refused("tools_missing", skill, message, names, "tools.yaml", missing=missing)
 
 
 CHECKS: Mapping[int, Check] = MappingProxyType(
@@ -256,60 +236,51 @@ CHECKS: Mapping[int, Check] = MappingProxyType(
 """Steps 2 to 6, which decide what is in a view; step 1 is the lookup, step 7 depends on who asks."""
 
 
-_IN_ORDER = tuple(CHECKS.values())
-
-
 def checks_in_force(rules: Rules) -> tuple[Check, ...]:
     """Return steps 2 to 6 without those that can refuse nothing under *rules*: a view over many skills asks the rest.
 
     Without any rule or plugin's answer nothing is denied, without an allow-list nothing is left out by it, and so on; the
     first refusal is the same as that of `refuse`.
     """
-    idle: set[Check] = set()
-    if not (rules.disabled_for_all or rules.disabled or rules.plugin_denied):
-        idle.add(_denied)
-    if rules.include_internal:
-        idle.add(_internal)
-    if rules.enabled is None:
-        idle.add(_not_enabled)
-    if rules.tools is None:
-        idle.add(_tools_missing)
-    return tuple(check for check in _IN_ORDER if check not in idle)
+    idle: dict[Check, bool] = {
+        _denied: not (rules.disabled_for_all or rules.disabled or rules.plugin_denied),
+        _internal: rules.include_internal,
+        _not_enabled: rules.enabled is None,
+        _tools_missing: rules.tools is None,
+    }
+    return tuple(check for check in CHECKS.values() if not idle.get(check))
 
 
-def refuse(rules: Rules, skill: Skill, checks: tuple[Check, ...] | None = None) -> StepRefusal | None:
+def refuse(rules: Rules, skill: Skill, checks: Iterable[Check] = CHECKS.values()) -> Refused | None:
     """Return the first of steps 2 to 6 that refuses *skill*, or None; *checks* as `checks_in_force` gives them."""
-    for check in _IN_ORDER if checks is None else checks:
-        finding = check(rules, skill)
-        if finding is not None:
-            return finding
+    for check in checks:
+        refusal = check(rules, skill)
+        if refusal is not None:
+            return refusal
     return None
 
 
-def refuse_by(skill: Skill, starter: By) -> StepRefusal | None:
+def refuse_by(skill: Skill, starter: By) -> Refused | None:
     """Step 7: what the skill itself keeps from a model, or from a person."""
-    if starter == "model":
-        if skill.disable_model_invocation:
-            return StepRefusal(
-                "user_only", f"{skill.full_id} is started by people only", "disable-model-invocation", "SKILL.md"
-            )
-        if skill.insert == "user-message":
-            return StepRefusal(
-                "user_only", f"{skill.full_id} is a message people insert", "insert: user-message", "SKILL.md"
-            )
+    if starter == "model" and skill.disable_model_invocation:
+        return _refused("user_only", skill, "is started by people only", "disable-model-invocation", "SKILL.md")
+    if starter == "model" and skill.insert == "user-message":
+        return _refused("user_only", skill, "is a message people insert", "insert: user-message", "SKILL.md")
     if starter == "user" and not skill.user_invocable:
-        return StepRefusal("model_only", f"{skill.full_id} is started by agents only", "user-invocable", "SKILL.md")
+        return _refused("model_only", skill, "is started by agents only", "user-invocable", "SKILL.md")
     return None
 
 
 def missing(known_skills: KnownSkills, ref: str, full_id: str | None) -> Refused:
     """Return the refusal of an id without a skill behind it (step 1, or a code recorded when the view was exported)."""
-    code = known_skills.refused.get(full_id, "unknown_skill") if full_id is not None else "unknown_skill"
+    code = known_skills.refused.get(full_id or "", "unknown_skill")
     if code == "unknown_skill":
-        return Refused(code, f"there is no skill {quoted(ref)}", ref, full_id)
-    if code == "skill_invalid":
-        return Refused(code, f"{full_id} could not be loaded; `kdskills check` says why", ref, full_id)
-    return Refused(code, f"{full_id} is refused ({code}) by the policy this view was exported with", ref, full_id)
+        reason = f"there is no skill {quoted(ref)}"
+    elif code == "skill_invalid":
+        reason = f"{full_id} could not be loaded; `kdskills check` says why"
+    else:
+        reason = f"{full_id} is refused ({code}) by the policy this view was exported with"
+    return Refused(code, reason, ref, full_id)
 
 
 def decide(known_skills: KnownSkills, rules: Rules, full_id: str, *, ref: str, starter: By) -> Skill | Refused:
@@ -317,8 +288,8 @@ def decide(known_skills: KnownSkills, rules: Rules, full_id: str, *, ref: str, s
     skill = known_skills.skills.get(full_id)
     if skill is None:
         return missing(known_skills, ref, full_id)
-    finding = refuse(rules, skill) or refuse_by(skill, starter)
-    return skill if finding is None else finding.refusal(ref, full_id)
+    refusal = refuse(rules, skill) or refuse_by(skill, starter)
+    return skill if refusal is None else replace(refusal, ref=ref)
 
 
 def decide_dependency(
@@ -332,15 +303,11 @@ def decide_dependency(
     skill = known_skills.skills.get(full_id)
     if skill is None:
         return missing(known_skills, ref, full_id)
-    private = rules.imports == "private"
     trusted = importer.layer in {"builtin", "plugin", "bundle"}
-    for step, check in CHECKS.items():
-        if private and (step == 5 or (step == 3 and trusted)):
-            continue
-        finding = check(rules, skill)
-        if finding is not None:
-            return finding.refusal(ref, full_id)
-    return skill
+    waived = {5, 3} if trusted else {5}
+    checks = [check for step, check in CHECKS.items() if rules.imports != "private" or step not in waived]
+    refusal = refuse(rules, skill, checks)
+    return skill if refusal is None else replace(refusal, ref=ref)
 
 
 def tool_ids(tools: Iterable[Any] | str | None) -> frozenset[str] | None:
@@ -353,20 +320,17 @@ def tool_ids(tools: Iterable[Any] | str | None) -> frozenset[str] | None:
     """
     if tools is None:
         return None
-    return frozenset(_tool_id(entry) for entry in ((tools,) if isinstance(tools, str) else tools))
-
-
-def _tool_id(entry: Any) -> str:
-    if isinstance(entry, str):
-        return entry
-    if isinstance(entry, Mapping):
-        candidates = [entry.get(key) for key in ("id", "tool_id", "name")]
-    else:
-        candidates = [getattr(entry, key, None) for key in ("id", "name")]
-    for candidate in candidates:
-        if isinstance(candidate, str) and candidate:
-            return candidate
-    raise TypeError(f"a tool is an id, or has an id or a name: {entry!r}")
+    ids: set[str] = set()
+    for entry in (tools,) if isinstance(tools, str) else tools:
+        if isinstance(entry, Mapping):
+            candidates = [entry.get(key) for key in ("id", "tool_id", "name")]
+        else:
+            candidates = [getattr(entry, key, None) for key in ("id", "name")]
+        named = [entry] if isinstance(entry, str) else [text for text in candidates if isinstance(text, str) and text]
+        if not named:
+            raise TypeError(f"a tool is an id, or has an id or a name: {entry!r}")
+        ids.add(named[0])
+    return frozenset(ids)
 
 
 _CHAIN = 16

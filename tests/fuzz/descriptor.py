@@ -17,7 +17,7 @@ from draw import Draw, scratch
 
 from kdskills import SkillsDescriptor, load_bundle
 from kdskills.errors import BundleError, DescriptorError
-from kdskills.skills.folder import TextContent
+from kdskills.skills.folder import LazyContent
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules, is_pattern
 from kdskills.skills.selection import KnownSkills, broken_imports, close, refuse
@@ -46,7 +46,7 @@ def _skills() -> dict[str, Skill]:
         ("public", "b", ("a.c", "internal.x")), ("public", "SK1", ()), ("a", "b", ("a.c",)), ("a", "c", ("a.b",)),
         ("internal", "x", ("public.gone",)), ("p-q", "c", ("internal.x",)), ("a", "d", ("b",)),
     )  # fmt: skip
-    content = TextContent("", 0, "")
+    content = LazyContent.of_text("", 0, "")
     made = [Skill(i, n, i, "Text.", content, imports=imports) for n, i, imports in rows]
     return {skill.full_id: skill for skill in made}
 

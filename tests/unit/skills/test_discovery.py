@@ -470,10 +470,12 @@ def test_a_folder_changed_just_before_the_walk_is_listed_again(tmp_path, late, a
         raise AssertionError("there is no skill here")
 
     def walk(old, clock):
-        scanner = discovery.RootScanner(SkillRoot("x://", tmp_path, "bundle", "bundle"), old, load, lambda: clock)
+        scanner = discovery.RootScanner(
+            SkillRoot("x://", tmp_path, "bundle", "bundle"), str(tmp_path), old, load, lambda: clock
+        )
         return scanner, scanner.run()
 
     newest = max(place.stat().st_ctime_ns for place in (tmp_path, tmp_path / "acme"))
     _, first = walk(None, newest + late)
     second, _ = walk(first, newest + 10_000_000_000)
-    assert second.reread == again
+    assert len(second.listed) == again

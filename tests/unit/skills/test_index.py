@@ -72,7 +72,7 @@ def reads(monkeypatch):
 
     def counted(self):
         scan = run(self)
-        counts.append(self.reread)
+        counts.append(len(self.listed))
         return scan
 
     monkeypatch.setattr(RootScanner, "run", counted)

@@ -10,13 +10,13 @@ from kdskills.errors import Diagnostic
 from kdskills.skills import SkillTool
 from kdskills.skills.digest import bytes_digest
 from kdskills.skills.findings import FileFindings, code_row
-from kdskills.skills.folder import TextContent
+from kdskills.skills.folder import LazyContent
 from kdskills.skills.parse import parse_parts
 
 
 def test_facts_of_the_place_are_taken_over(plain: bytes) -> None:
     """Layer, path, tools and content come from the caller, and built-in follows the layer."""
-    content = TextContent("elsewhere", 1, "sha256:00")
+    content = LazyContent.of_text("elsewhere", 1, "sha256:00")
     tools = (SkillTool("web.search", required=True),)
     found = parse_parts(
         plain, folder="brief", layer="plugin", file="/srv/brief/SKILL.md", content=lambda _: content, tools=tools
