@@ -13,14 +13,13 @@ import re
 import shutil
 import stat
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.fields import MAX_NAME, check_name
-from kdskills.skills.findings import FileFindings
+from kdskills.skills.fields import MAX_NAME, name_problem
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import Skill
@@ -60,34 +59,20 @@ _ENCRYPTIONS = ENCRYPTED | STRONGLY_ENCRYPTED | MASKED
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFile:
-    """One file of the skill: where it goes below the skill's folder, and whether it may be run."""
-
-    path: str
-    entry: ZipEntry
-    executable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class UnpackPlan:
     """What would be unpacked.
 
     Attributes:
         root: Name of the single root folder; None when the skill file lies at the top.
         skill_file: `SKILL.md` or `skill.md`.
-        files: By path.
+        files: Entries by path, where each goes below the skill's folder.
         notes: What was left out.
     """
 
     root: str | None
     skill_file: str
-    files: tuple[PlannedFile, ...]
+    files: Mapping[str, ZipEntry]
     notes: tuple[Diagnostic, ...]
-
-    @property
-    def skill(self) -> PlannedFile:
-        """The skill file."""
-        return next(planned for planned in self.files if planned.path == self.skill_file)
 
 
 def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
@@ -111,25 +96,22 @@ def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
     _check_distinct([*files, *folders], {entry.offset for _, entry in folders})
     root = _root([parts for parts, _ in files])
     below = 0 if root is None else 1
-    planned = [PlannedFile("/".join(parts[below:]), entry, bool(entry.mode & EXECUTABLE)) for parts, entry in files]
+    planned = {"/".join(parts[below:]): entry for parts, entry in files}
     _check_files(planned, limits)
-    skill_file = next(name for name in SKILL_FILES if any(each.path == name for each in planned))
+    skill_file = next(name for name in SKILL_FILES if name in planned)
     notes: tuple[Diagnostic, ...] = ()
     if ignored:
         words = "1 entry that a Mac adds was" if len(ignored) == 1 else f"{len(ignored)} entries that a Mac adds were"
         first = ignored[0].label
         notes = (Diagnostic("archive_ignored", "info", f"{words} left out, such as {first}.", path=first),)
-    return UnpackPlan(root, skill_file, tuple(sorted(planned, key=lambda each: each.path.encode())), notes)
+    return UnpackPlan(root, skill_file, dict(sorted(planned.items(), key=lambda item: item[0].encode())), notes)
 
 
 def check_skill_name(name: str, *, entry: str | None) -> None:
     """Refuse a folder or skill whose name is not one by the grammar of names."""
-    findings = FileFindings("spec", entry or "")
-    check_name(name, "", findings, None)
-    errors = [finding for finding in findings.items if finding.severity == "error"]
-    if errors or not name:
-        reason = errors[0].message.rstrip(".") if errors else "the skill has no name"
-        raise ArchiveRefused("archive_name_invalid", reason, entry=entry)
+    problem = name_problem(name)
+    if problem is not None:
+        raise ArchiveRefused("archive_name_invalid", problem, entry=entry)
 
 
 def _refuse_first(entry: ZipEntry, rules: Iterable[tuple[bool, str, str]]) -> None:
@@ -243,31 +225,26 @@ def _root(paths: Sequence[tuple[str, ...]]) -> str | None:
     return tops[0]
 
 
-def _check_files(planned: Sequence[PlannedFile], limits: ArchiveLimits) -> None:
+def _check_files(planned: Mapping[str, ZipEntry], limits: ArchiveLimits) -> None:
     """Refuse paths below the skill's folder, archives within the archive, and amounts that are too large."""
-    for each in planned:
-        long = len(each.path.encode()) > limits.path_bytes
-        archive = each.path.lower().endswith(_ARCHIVES)
+    for path, entry in planned.items():
+        deep, long = path.count("/") >= limits.depth, len(path.encode()) > limits.path_bytes
         _refuse_first(
-            each.entry,
+            entry,
             (
-                (
-                    each.path.count("/") >= limits.depth,
-                    "archive_too_deep",
-                    f"its path has more than {limits.depth} parts",
-                ),
+                (deep, "archive_too_deep", f"its path has more than {limits.depth} parts"),
                 (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
-                (archive, "archive_nested", NESTED),
+                (path.lower().endswith(_ARCHIVES), "archive_nested", NESTED),
             ),
         )
-    total = sum(each.entry.size for each in planned)
+    total = sum(entry.size for entry in planned.values())
     if total > limits.unpacked_bytes:
         message = f"it unpacks to {total} bytes, more than {limits.unpacked_bytes}"
         raise ArchiveRefused("archive_unpacked_too_large", message)
-    for each in planned:
-        if each.entry.size > limits.ratio * each.entry.packed:
+    for entry in planned.values():
+        if entry.size > limits.ratio * entry.packed:
             message = f"it unpacks to more than {limits.ratio} times its packed size"
-            raise ArchiveRefused("archive_ratio", message, entry=each.entry.label)
+            raise ArchiveRefused("archive_ratio", message, entry=entry.label)
 
 
 FILE_MODE: Final = 0o400
@@ -335,11 +312,11 @@ def remove_tree(folder: Path) -> None:
 
 def _name(stream: BinaryIO, unpack_plan: UnpackPlan) -> str:
     """Return the skill's name, from its file alone; a file that is no skill ends it before anything is written."""
-    planned = unpack_plan.skill
-    entry_name = planned.entry.label
-    if planned.entry.size > MAX_SKILL_BYTES:
+    entry = unpack_plan.files[unpack_plan.skill_file]
+    entry_name = entry.label
+    if entry.size > MAX_SKILL_BYTES:
         raise ArchiveRefused("archive_skill_invalid", f"it has more than {MAX_SKILL_BYTES} bytes", entry=entry_name)
-    data = b"".join(pieces(stream, planned.entry))
+    data = b"".join(pieces(stream, entry))
     parsed = parse_skill_bytes(data, folder=unpack_plan.root or "", file_name=unpack_plan.skill_file)
     if parsed.skill is None:
         raise _invalid(entry_name, parsed.diagnostics)
@@ -360,35 +337,35 @@ def _invalid(entry: str, findings: tuple[Diagnostic, ...]) -> ArchiveRefused:
 def _unpacked(stream: BinaryIO, unpack_plan: UnpackPlan, name: str, into: Path) -> UnpackedSkill:
     folder = into / name
     make_folder(folder)
-    files = tuple(_write(stream, planned, folder) for planned in unpack_plan.files)
+    files = tuple(_write(stream, path, entry, folder) for path, entry in unpack_plan.files.items())
     parsed = parse_skill(folder)
     findings = (*unpack_plan.notes, *validate_skill(folder))
     if parsed.skill is None:
-        raise _invalid(unpack_plan.skill.entry.label, findings)
+        raise _invalid(unpack_plan.files[unpack_plan.skill_file].label, findings)
     for directory, _, _ in os.walk(folder, topdown=False):
         Path(directory).chmod(FOLDER_MODE)
     return UnpackedSkill(name, folder, version_of(files), files, parsed.skill, findings)
 
 
-def _write(stream: BinaryIO, planned: PlannedFile, folder: Path) -> TreeFile:
+def _write(stream: BinaryIO, path: str, entry: ZipEntry, folder: Path) -> TreeFile:
     """Write one file in pieces; every folder above it was made by us, in a folder only we may enter."""
-    target = folder / planned.path
+    target = folder / path
     make_folder(target.parent)
     hasher = hashlib.sha256()
     size = 0
-    mode = PROGRAM_MODE if planned.executable else FILE_MODE
+    executable = bool(entry.mode & EXECUTABLE)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as out:
-        for piece in pieces(stream, planned.entry):
-            if size == 0 and piece.startswith(_ZIP) and not planned.path.lower().endswith(_DOCUMENTS):
-                raise ArchiveRefused("archive_nested", NESTED, entry=planned.entry.label)
+        for piece in pieces(stream, entry):
+            if size == 0 and piece.startswith(_ZIP) and not path.lower().endswith(_DOCUMENTS):
+                raise ArchiveRefused("archive_nested", NESTED, entry=entry.label)
             out.write(piece)
             hasher.update(piece)
             size += len(piece)
         out.flush()
-        os.fchmod(out.fileno(), mode)
+        os.fchmod(out.fileno(), PROGRAM_MODE if executable else FILE_MODE)
         os.fsync(out.fileno())  # a version is renamed into place: its bytes must be there first
-    return TreeFile(planned.path, size, hasher.hexdigest(), planned.executable)
+    return TreeFile(path, size, hasher.hexdigest(), executable)
 
 
 __all__ = [

@@ -218,16 +218,9 @@ class FieldReader:
         if isinstance(node, Fields):
             self._coerced(field, "is neither a list nor a text and is left out")
             return None
-        texts: list[str] = []
-        odd = False
-        for item in node.items:
-            written = self._item_text(item)
-            odd = odd or not isinstance(item, Scalar) or not isinstance(item.value, str)
-            if written:
-                texts.append(written)
-        if odd:
+        if not all(isinstance(item, Scalar) and isinstance(item.value, str) for item in node.items):
             self._coerced(field, "has items that are no texts; what is written counts")
-        return texts, True
+        return [written for written in map(self._item_text, node.items) if written], True
 
     def _item_text(self, node: Node) -> str:
         if isinstance(node, Scalar):
@@ -274,20 +267,19 @@ class FieldReader:
     def allowed_tools(self) -> str | None:
         """Return `allowed-tools` as one text; a list is joined by blanks (`allowed_tools_type`)."""
         node = self.nodes["allowed_tools"]
+        problem = ""
         if isinstance(node, Scalar):
-            if not self._text_only and not isinstance(node.value, str):
-                self._odd_tools("is no text.")
-            return node.text.strip() or None
-        if isinstance(node, Fields):
-            self._odd_tools("is a mapping; it is left out.")
-            return None
-        self._odd_tools("is a list; its items are joined by blanks.")
-        texts = [item.text.strip() for item in node.items if isinstance(item, Scalar)]
-        return " ".join(text for text in texts if text) or None
-
-    def _odd_tools(self, message: str) -> None:
-        key, position = "allowed-tools", self.position("allowed_tools")
-        self._findings.add("allowed_tools_type", f"`{key}` {message}", position=position, ref=key)
+            texts = [node.text]
+            problem = "" if self._text_only or isinstance(node.value, str) else "is no text."
+        elif isinstance(node, Items):
+            texts = [item.text for item in node.items if isinstance(item, Scalar)]
+            problem = "is a list; its items are joined by blanks."
+        else:
+            texts, problem = [], "is a mapping; it is left out."
+        if problem:
+            key, position = "allowed-tools", self.position("allowed_tools")
+            self._findings.add("allowed_tools_type", f"`{key}` {problem}", position=position, ref=key)
+        return " ".join(filter(None, map(str.strip, texts))) or None
 
     def arguments(self, hint: str | None) -> tuple[SkillArgument, ...]:
         """Return declared arguments: names or mappings in a list, names in a text, or a mapping of names.
@@ -436,13 +428,6 @@ def unsafe_name(name: str) -> bool:
     return name in {".", ".."} or any(c in "/\\" or unicodedata.category(c) in {"Cc", "Cs"} for c in name)
 
 
-def valid_name(name: str) -> bool:
-    """Whether the published format takes *name*: lower-case letters, digits and single inner hyphens, at most 64."""
-    if len(name) > MAX_NAME or name != name.lower() or unsafe_name(name):
-        return False
-    return all(part and part.isalnum() for part in name.split("-"))
-
-
 def check_name(name: str, folder: str, findings: FileFindings, position: Position) -> None:
     """Report all that is wrong with a given *name*; *folder* is "" when there is none."""
 
@@ -467,6 +452,14 @@ def check_name(name: str, folder: str, findings: FileFindings, position: Positio
             say("name_not_ascii", f"The name {name!r} has letters outside ASCII.")
     if folder and name != clean_folder(folder):
         say("name_dir_mismatch", f"The name {name!r} is not that of its folder {folder!r}.")
+
+
+def name_problem(name: str) -> str | None:
+    """Return why *name* is none by the published format, as a clause; None when it is one."""
+    findings = FileFindings("spec", "")
+    check_name(name, "", findings, None)
+    errors = [finding.message.rstrip(".") for finding in findings.items if finding.severity == "error"]
+    return next(iter(errors), None) if name else "the skill has no name"
 
 
 def clean_folder(folder: str) -> str:

@@ -6,18 +6,18 @@ import difflib
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kdskills.errors import FileRefused
-from kdskills.skills.fields import FIELD_OF, FieldReader, clean_folder, valid_name
+from kdskills.skills.fields import FIELD_OF, FieldReader, clean_folder, name_problem
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import FolderParts, open_skill
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES, Frontmatter, read_frontmatter, single_quoted
-from kdskills.skills.model import ParsedSkill, Skill
+from kdskills.skills.model import ParsedSkill
 from kdskills.skills.parse import parse_parts
+from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import read_file
 from kdskills.skills.yaml_core import Fields, Items, Scalar, YamlRefused, load_yaml
 
@@ -130,7 +130,7 @@ def apply_fix(plan: FixPlan) -> Path:
             raise FileRefused(f"{new.name} is there already", code="taken", path=new.name)
     try:
         if plan.after != plan.before:
-            _replace(skill_file, plan.after, stat.S_IMODE(current.stat.st_mode))
+            replace_file(skill_file, plan.after, mode=stat.S_IMODE(current.stat.st_mode), durable=True)
         if plan.new_file_name != plan.file_name:
             skill_file.rename(plan.folder / plan.new_file_name)
         if folder != plan.folder:
@@ -139,20 +139,6 @@ def apply_fix(plan: FixPlan) -> Path:
         reason = error.strerror or "the system refused"
         raise FileRefused(f"{plan.file_name} cannot be mended: {reason}", path=plan.file_name) from error
     return folder / plan.new_file_name
-
-
-def _replace(target: Path, data: bytes, mode: int) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=".fix-", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, mode)
-            stream.write(data)
-            stream.flush()
-            os.fsync(descriptor)
-        Path(temporary).replace(target)
-    except BaseException:  # raised again: nothing half-written stays
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _same_file(first: Path, second: Path) -> bool:
@@ -169,11 +155,9 @@ def _folder_name(folder: Path, parsed: ParsedSkill) -> tuple[str, str]:
         return folder.name, "The folder keeps its name: the skill cannot be loaded."
     if skill.name == clean_folder(folder.name):
         return folder.name, ""
-    if not valid_name(skill.name) or len(os.fsencode(skill.name)) > 255:
-        return (
-            folder.name,
-            f"The folder keeps its name: {skill.name!r} is no valid one; mend the name of the skill first.",
-        )
+    if name_problem(skill.name) or len(os.fsencode(skill.name)) > 255:
+        reason = f"{skill.name!r} is no valid one; mend the name of the skill first"
+        return folder.name, f"The folder keeps its name: {reason}."
     if os.path.lexists(folder.with_name(skill.name)):
         return folder.name, f"The folder keeps its name: {skill.name!r} is there already."
     return skill.name, f"The folder {folder.name!r} becomes {skill.name!r}."
@@ -184,11 +168,8 @@ def _better(before: bytes, after: bytes, folder: str) -> bool:
     old, new = parse_parts(before, folder=folder), parse_parts(after, folder=folder)
     if old.skill is None or new.skill is None or len(new.diagnostics) >= len(old.diagnostics):
         return False
-    return _bare(old.skill) == _bare(new.skill) and old.skill.body == new.skill.body
-
-
-def _bare(skill: Skill) -> Skill:
-    return replace(skill, frontmatter={}, diagnostics=(), digest="", size=0)
+    bare = [replace(skill, frontmatter={}, diagnostics=(), digest="", size=0) for skill in (old.skill, new.skill)]
+    return bare[0] == bare[1] and old.skill.body == new.skill.body
 
 
 class _RawLines:

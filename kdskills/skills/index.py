@@ -26,7 +26,7 @@ from typing import Any
 from kdskills.errors import Diagnostic, StrPath, path_argument
 from kdskills.skills.listing import PlainFolder, RootScan, SkillRecord, make_record
 from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool, make_skill
-from kdskills.skills.private_files import private_folder
+from kdskills.skills.private_files import private_folder, replace_file
 from kdskills.skills.roots import SkillRoot
 
 Row = list[Any]
@@ -102,20 +102,7 @@ _FIELDS = attrgetter(
 )
 
 
-def skill_row(skill: Skill) -> Row:
-    """Return what the frontmatter and companions said, as a row, without the frontmatter itself."""
-    row = list(_FIELDS(skill))
-    row[2] = None if skill.id == skill.name else skill.id
-    return row
-
-
-def frontmatter_text(skill: Skill) -> str:
-    """Return a skill's frontmatter as JSON text of one line."""
-    frontmatter = skill.frontmatter
-    return frontmatter.text if isinstance(frontmatter, JsonMapping) else json_text(frontmatter)
-
-
-def skill_from(
+def _skill_from(
     row: Row,
     frontmatter: str,
     diagnostics: tuple[Diagnostic, ...],
@@ -124,24 +111,18 @@ def skill_from(
     file: str,
     digest: str,
 ) -> Skill:
-    """Return the skill that *row* and *frontmatter* describe, as `skill_row` and `frontmatter_text` gave them."""
+    name, namespace, skill_id, description, *shared = row[:10]
     (
-        name, namespace, skill_id, description, version, category, author, created, licence, compatibility, hint,
-        tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
+        hint, tags, when, imports, include_for, disclosure, metadata, allowed, allowed_names, no_model, invocable,
         arguments, insert, tools, size, tokens,
-    ) = row  # fmt: skip
+    ) = row[10:]  # fmt: skip
     return make_skill(
         name,
         sys.intern(namespace),
         name if skill_id is None else skill_id,
         description,
         content,
-        version and sys.intern(version),
-        category and sys.intern(category),
-        author and sys.intern(author),
-        created and sys.intern(created),
-        licence and sys.intern(licence),
-        compatibility and sys.intern(compatibility),
+        *[text and sys.intern(text) for text in shared],
         hint,
         tuple(map(sys.intern, tags)) if tags else (),
         tuple(when) if when else (),
@@ -170,8 +151,10 @@ def _stamp_text(stamps: bytes) -> str:
     return base64.b64encode(stamps).decode("ascii")
 
 
-def record_row(record: SkillRecord) -> Row:
-    """Return a skill's record as a row."""
+def _record_row(record: SkillRecord) -> Row:
+    """Return a skill's record as a row, with what frontmatter and companions said, but without the frontmatter itself."""
+    skill = record.skill
+    fields: Row = [] if skill is None else [*_FIELDS(skill)]
     return [
         record.path,
         record.layout_namespace,
@@ -183,7 +166,7 @@ def record_row(record: SkillRecord) -> Row:
         record.nested or None,
         record.notes or None,
         record.full_id,
-        None if record.skill is None else skill_row(record.skill),
+        None if skill is None else [*fields[:2], None if skill.id == skill.name else skill.id, *fields[3:]],
         record.diagnostics or None,
     ]
 
@@ -206,7 +189,7 @@ def _record_from(
     if values is not None:
         source = content(path, full_id, files, digests)
         file = f"{base}/{path}/{files[0]}"
-        skill = skill_from(values, frontmatter, diagnostics, source, root.kind, file, digests[0])
+        skill = _skill_from(values, frontmatter, diagnostics, source, root.kind, file, digests[0])
     return make_record(
         path,
         sys.intern(namespace),
@@ -236,14 +219,12 @@ def scan_lines(scan: RootScan) -> list[str]:
         "folders": [
             [path, _stamp_text(plain.stamp), plain.children, plain.notes] for path, plain in scan.folders.items()
         ],
-        "skills": [record_row(record) for record in records],
+        "skills": [_record_row(record) for record in records],
     }
     stamps = _stamp_text(b"".join([record.stamps for record in records]))
-    return [
-        json_text(document),
-        stamps,
-        *("" if record.skill is None else frontmatter_text(record.skill) for record in records),
-    ]
+    frontmatters = ({} if record.skill is None else record.skill.frontmatter for record in records)
+    texts = [each.text if isinstance(each, JsonMapping) else json_text(each) if each else "" for each in frontmatters]
+    return [json_text(document), stamps, *texts]
 
 
 def scan_from(lines: Sequence[str], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
@@ -335,7 +316,7 @@ class IndexStore:
             private_folder(path.parent)
             body = "\n".join(scan_lines(scan)).encode("ascii")
             header = {**_identity(root, base), "checksum": hashlib.sha256(body).hexdigest()}
-            _replace(path, json_text(header).encode("ascii") + b"\n" + body)
+            replace_file(path, json_text(header).encode("ascii") + b"\n" + body)
         except OSError as error:
             reason = error.strerror or "the system refused"
             message = f"The index of the root {root.label} cannot be kept: {reason}; each start reads all skills."
@@ -395,15 +376,3 @@ def _read(path: Path) -> bytes | None:
             return stream.read(MAX_BYTES)
         except OSError as error:
             raise IndexIgnored(f"it cannot be read ({error.strerror})") from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(6).hex()}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise

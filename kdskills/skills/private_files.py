@@ -108,6 +108,26 @@ def write_private(path: Path, data: str | bytes) -> None:
         stream.write(data.encode("utf-8", "replace") if isinstance(data, str) else data)
 
 
+def replace_file(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: bool = False) -> None:
+    """Write a whole file in one step: readers see the old one or the new one, when *durable* also after a power failure.
+
+    Raises:
+        OSError: The system refuses; nothing half-written stays.
+    """
+    aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.{os.urandom(6).hex()}")
+    try:
+        with open(aside, "xb", opener=_opener) as stream:
+            os.fchmod(stream.fileno(), mode)
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        aside.replace(path)
+    except BaseException:  # raised again
+        aside.unlink(missing_ok=True)
+        raise
+
+
 def private_database(path: Path) -> None:
     """Make the file of a SQLite database before its first connection, or close an older one and what is beside it to others."""
     with suppress(FileExistsError):

@@ -59,6 +59,13 @@ class _Judged:
     findings: tuple[Diagnostic, ...]
 
 
+def _judge(skill: Skill, findings: tuple[Diagnostic, ...]) -> _Judged:
+    if any(finding.severity == "error" for finding in findings):
+        return _Judged(skill, None, findings)
+    told = replace(skill, diagnostics=(*skill.diagnostics, *findings)) if findings else skill
+    return _Judged(skill, told, findings)
+
+
 class SkillRegistry:
     """Finds skills in roots and keeps them.
 
@@ -238,28 +245,16 @@ class SkillRegistry:
         for name in sorted(winners):
             winner = winners[name]
             skill = winner.record.skill
-            if skill is None:
-                invalid[name] = winner.refused()
-            elif self._check is None:
-                skills[name] = skill
-            else:
-                verdict = self._verdict(name, skill)
+            findings: tuple[Diagnostic, ...] = ()
+            if skill is not None and self._check is not None:
+                verdict = self._judged.get(name)
+                if verdict is None or verdict.checked is not skill:
+                    verdict = _judge(skill, tuple(self._check(skill)))
                 judged[name] = verdict
-                diagnostics += verdict.findings
-                if verdict.skill is None:
-                    invalid[name] = winner.refused(verdict.findings)
-                else:
-                    skills[name] = verdict.skill
+                skill, findings = verdict.skill, verdict.findings
+                diagnostics += findings
+            if skill is None:
+                invalid[name] = winner.refused(findings)
+            else:
+                skills[name] = skill
         return skills, invalid, judged
-
-    def _verdict(self, name: str, skill: Skill) -> _Judged:
-        before = self._judged.get(name)
-        if before is not None and before.checked is skill:
-            return before
-        assert self._check is not None  # asked only then
-        findings = tuple(self._check(skill))
-        if not findings:
-            return _Judged(skill, skill, ())
-        if any(finding.severity == "error" for finding in findings):
-            return _Judged(skill, None, findings)
-        return _Judged(skill, replace(skill, diagnostics=(*skill.diagnostics, *findings)), findings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -62,11 +62,6 @@ def _lines(ascii_only: bool) -> _Lines:
         re.compile(rf"{key}:(?: ({plain}(?:\n +{plain})*|{quoted})\n|\n(?=( +)[A-Za-z]))"),
         re.compile(rf"( +){key}: ({plain}|{quoted})\n"),
     )
-
-
-def has_libyaml() -> bool:
-    """Return whether the C parser is used; without it reading is slower, not different."""
-    return hasattr(yaml, "CSafeLoader")
 
 
 class YamlLimits(NamedTuple):
@@ -237,9 +232,9 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
         raise YamlRefused(str(error)) from error
     except (ValueError, OverflowError) as error:  # PyYAML's own parser, from "\Uffffffff"
         raise YamlRefused("an escape there is no character", repairable=True) from error
-    if LOADER is yaml.SafeLoader and document.root is not None:
+    if LOADER is yaml.SafeLoader:
         _refuse_halves(document.root)
-    if back and document.root is not None:
+    if back:
         _unshield(document.root, back)
         document.duplicates = [(key.translate(back), mark) for key, mark in document.duplicates]
     return document
@@ -415,11 +410,7 @@ class _Builder:
             raise YamlRefused(f"values are nested deeper than {self._limits.depth}", position)
         if self._text_only and event.flow_style:
             raise YamlRefused("flow collections are not allowed in text-only YAML", position)
-        return (
-            Fields(event.start_mark, event.flow_style)
-            if kind is yaml.MappingStartEvent
-            else Items(event.start_mark, event.flow_style)
-        )
+        return (Fields if kind is yaml.MappingStartEvent else Items)(event.start_mark, event.flow_style)
 
     @staticmethod
     def _refuse_properties(event: Any) -> None:
@@ -427,29 +418,29 @@ class _Builder:
         raise YamlRefused(f"{properties} are not allowed", (event.start_mark.line, event.start_mark.column))
 
 
-def _refuse_halves(node: Node) -> None:
+def _nodes(node: Node | None) -> Iterator[Node]:
+    """Yield *node* and every node in it, those above first."""
+    if node is not None:
+        yield node
+    if isinstance(node, Items | Fields):
+        for item in node.items if isinstance(node, Items) else node.items.values():
+            yield from _nodes(item)
+
+
+def _refuse_halves(root: Node | None) -> None:
     r"""Refuse halves of characters (`"\ud800"`), which libyaml refuses by itself."""
-    texts = [(node.text, node.mark)] if isinstance(node, Scalar) else []
-    if isinstance(node, Fields):
-        texts = [(key, mark) for key, mark in node.keys.items()]
-    for text, mark in texts:
-        if _HALVES.search(text):
-            raise YamlRefused("an escape there is no character", (mark.line, mark.column), repairable=True)
-    for item in _inner_nodes(node):
-        _refuse_halves(item)
+    for node in _nodes(root):
+        texts = [(node.text, node.mark)] if isinstance(node, Scalar) else []
+        for text, mark in node.keys.items() if isinstance(node, Fields) else texts:
+            if _HALVES.search(text):
+                raise YamlRefused("an escape there is no character", (mark.line, mark.column), repairable=True)
 
 
-def _inner_nodes(node: Node) -> Iterable[Node]:
-    if isinstance(node, Scalar):
-        return ()
-    return node.items if isinstance(node, Items) else node.items.values()
-
-
-def _unshield(node: Node, back: dict[int, str]) -> None:
-    if isinstance(node, Scalar):
-        node.text = node.text.translate(back)
-    elif isinstance(node, Fields):
-        node.items = {key.translate(back): item for key, item in node.items.items()}
-        node.keys = {key.translate(back): mark for key, mark in node.keys.items()}
-    for item in _inner_nodes(node):
-        _unshield(item, back)
+def _unshield(root: Node | None, back: dict[int, str]) -> None:
+    """Put the characters back for which others stood."""
+    for node in _nodes(root):
+        if isinstance(node, Scalar):
+            node.text = node.text.translate(back)
+        elif isinstance(node, Fields):
+            node.items = {key.translate(back): item for key, item in node.items.items()}
+            node.keys = {key.translate(back): mark for key, mark in node.keys.items()}
