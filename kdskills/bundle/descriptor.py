@@ -256,20 +256,15 @@ class SkillsDescriptor(Terms):
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON, defaults left out."""
-        fields: dict[str, Any] = {}
-        if not self.root_omitted:
-            fields["custom_skills_root"] = self.custom_skills_root
-        if self.agents_config:
-            fields["agents_config"] = {name: rules.to_json() for name, rules in self.agents_config.items()}
-        if self.consumers:
-            fields["consumers"] = list(self.consumers)
-        if self.bundle_root is not None:
-            fields["bundle_root"] = self.bundle_root
-        if self.allow_outside_bundle:
-            fields["allow_outside_bundle"] = True
-        if self.extra:
-            fields["extra"] = json.loads(json.dumps(dict(self.extra)))
-        return fields
+        fields: dict[str, Any] = {
+            "agents_config": {name: rules.to_json() for name, rules in self.agents_config.items()},
+            "consumers": list(self.consumers),
+            "bundle_root": self.bundle_root,
+            "allow_outside_bundle": self.allow_outside_bundle,
+            "extra": json.loads(json.dumps(dict(self.extra))),
+        }
+        root = {} if self.root_omitted else {"custom_skills_root": self.custom_skills_root}
+        return root | {name: value for name, value in fields.items() if value}
 
     @property
     def root_omitted(self) -> bool:

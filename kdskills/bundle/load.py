@@ -95,10 +95,15 @@ def load_bundle(
         message = f"{path} is no bundle: it has neither a skills_descriptor nor a folder skills/ that can be seen"
         raise BundleError(message, code="bundle_empty", path=str(path))
     findings: list[Diagnostic] = []
-    content = _read(root, descriptor_names[0], python) if descriptor_names else {}
-    descriptor = _fixed_descriptor(
-        content, root, descriptor_names[0] if descriptor_names else None, allow_outside_bundle, findings
-    )
+    file_name = descriptor_names[0] if descriptor_names else None
+    try:
+        content = _read(root, file_name, python) if file_name else {}
+        descriptor = _fixed_descriptor(content, root, file_name, allow_outside_bundle, findings)
+    except DescriptorError as error:
+        if file_name is None:
+            raise
+        words, file_facts = f"{file_name}: {error.message}", {**error.details, "file": file_name}
+        raise DescriptorError(words, code=error.code, who="author", **file_facts) from error
     return Bundle(
         root=root,
         name=root.name,
@@ -130,7 +135,7 @@ def _read(root: Path, name: str, python: str) -> Mapping[str, Any]:
     suffix = "literal" if python == "read" and name.endswith(".py") else name.rpartition(".")[2]
     value = _READERS[suffix](data, root / name)
     if not isinstance(value, Mapping):
-        raise _in_file(refuse("descriptor_type", "descriptor", f"a mapping, not {type(value).__name__}"), name)
+        raise refuse("descriptor_type", "descriptor", f"a mapping, not {type(value).__name__}")
     return value
 
 
@@ -147,10 +152,10 @@ def _python(data: bytes, path: Path) -> Mapping[str, Any]:
         words = traceback.format_exception_only(type(error), error)[-1].strip()
         message = f"{path.name}, line {line}: {words}"
         raise BundleError(message, code="bundle_python_failed", file=path.name, line=line) from error
-    return _meaningful_names(namespace, path)
+    return _meaningful_names(namespace)
 
 
-def _meaningful_names(namespace: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+def _meaningful_names(namespace: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the names of a Python descriptor that mean something. Raises DescriptorError for those close to one."""
     known_names = (*UPPER.values(), DESCRIPTOR_NAME)
     for name, value in namespace.items():
@@ -158,19 +163,16 @@ def _meaningful_names(namespace: Mapping[str, Any], path: Path) -> Mapping[str, 
             continue
         suggestion = resembling(name, known_names)
         if suggestion is not None:
-            raise _in_file(refuse("descriptor_unknown_key", name, f"not read; did you mean {suggestion}?"), path.name)
+            raise refuse("descriptor_unknown_key", name, f"not read; did you mean {suggestion}?")
     assignments = {name: namespace[name] for name in UPPER.values() if name in namespace}
     if DESCRIPTOR_NAME not in namespace:
         return assignments
     if assignments:
         message = f"beside {DESCRIPTOR_NAME} there is {', '.join(assignments)}; say it in one place"
-        raise _in_file(refuse("descriptor_conflict", DESCRIPTOR_NAME, message), path.name)
-    if not isinstance(namespace[DESCRIPTOR_NAME], dict):
-        raise _in_file(
-            refuse("descriptor_type", DESCRIPTOR_NAME, f"a dict, not {type(namespace[DESCRIPTOR_NAME]).__name__}"),
-            path.name,
-        )
-    descriptor: dict[str, Any] = namespace[DESCRIPTOR_NAME]
+        raise refuse("descriptor_conflict", DESCRIPTOR_NAME, message)
+    descriptor = namespace[DESCRIPTOR_NAME]
+    if not isinstance(descriptor, dict):
+        raise refuse("descriptor_type", DESCRIPTOR_NAME, f"a dict, not {type(descriptor).__name__}")
     return descriptor
 
 
@@ -231,7 +233,7 @@ def _unreadable(path: Path, why: str, line: int | None = None, cause: BaseExcept
 _READERS: Mapping[str, Callable[[bytes, Path], Any]] = MappingProxyType(
     {
         "py": _python,
-        "literal": lambda data, path: _meaningful_names(read_assignments(data, path), path),
+        "literal": lambda data, path: _meaningful_names(read_assignments(data, path)),
         "yaml": _yaml,
         "json": _json,
     }
@@ -242,32 +244,22 @@ def _fixed_descriptor(
     content: Mapping[str, Any], root: Path, name: str | None, allow: bool, findings: list[Diagnostic]
 ) -> SkillsDescriptor:
     """Understand the descriptor, and fix it to the bundle's folder."""
-    try:
-        written = SkillsDescriptor.from_json(content)
-        for key in ("bundle_root", "allow_outside_bundle"):
-            if key in content and getattr(written, key):
-                message = f"{key} in a bundle's own file is ignored: only the caller decides it"
-                findings.append(Diagnostic("descriptor_key_ignored", "warning", message, path=name, ref=key))
-        fixed_fields: dict[str, Any] = {"bundle_root": str(root), "allow_outside_bundle": allow}
-        custom_root = written.custom_skills_root
-        if isinstance(custom_root, str) and Path(custom_root).is_absolute():
-            if lies_inside(Path(custom_root), root):
-                fixed_fields["custom_skills_root"] = Path(os.path.realpath(custom_root)).relative_to(root)
-            elif not allow:
-                message = f"{custom_root!r} lies outside the bundle; only the caller of load_bundle can allow that"
-                raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
-        descriptor = SkillsDescriptor.from_json(written.to_json() | fixed_fields)
-        descriptor.resolve_root()
-    except DescriptorError as error:
-        raise _in_file(error, name) from error
+    written = SkillsDescriptor.from_json(content)
+    for key in ("bundle_root", "allow_outside_bundle"):
+        if key in content and getattr(written, key):
+            message = f"{key} in a bundle's own file is ignored: only the caller decides it"
+            findings.append(Diagnostic("descriptor_key_ignored", "warning", message, path=name, ref=key))
+    fixed_fields: dict[str, Any] = {"bundle_root": str(root), "allow_outside_bundle": allow}
+    custom_root = written.custom_skills_root
+    if isinstance(custom_root, str) and Path(custom_root).is_absolute():
+        if lies_inside(Path(custom_root), root):
+            fixed_fields["custom_skills_root"] = Path(os.path.realpath(custom_root)).relative_to(root)
+        elif not allow:
+            message = f"{custom_root!r} lies outside the bundle; only the caller of load_bundle can allow that"
+            raise refuse("descriptor_root_outside_bundle", "custom_skills_root", message)
+    descriptor = SkillsDescriptor.from_json(written.to_json() | fixed_fields)
+    descriptor.resolve_root()
     return descriptor
-
-
-def _in_file(error: DescriptorError, name: str | None) -> DescriptorError:
-    """Return the same error naming the bundle's file, whose author must mend it."""
-    if name is None:
-        return error
-    return DescriptorError(f"{name}: {error.message}", code=error.code, who="author", **error.details, file=name)
 
 
 def _optional_file(root: Path, name: str, findings: list[Diagnostic]) -> Path | None:
@@ -277,9 +269,8 @@ def _optional_file(root: Path, name: str, findings: list[Diagnostic]) -> Path | 
         return None
     if stat.S_ISREG(path.lstat().st_mode):
         return path
-    findings.append(
-        Diagnostic("bundle_file_ignored", "warning", f"{name} is not a regular file; it is not used", path=name)
-    )
+    message = f"{name} is not a regular file; it is not used"
+    findings.append(Diagnostic("bundle_file_ignored", "warning", message, path=name))
     return None
 
 

@@ -1,37 +1,6 @@
-"""Every error kdskills raises on purpose, split by who must act.
+"""Every error kdskills raises on purpose, split by who must act: model, caller, author, operator or user.
 
-::
-
-    KdskillsError                       code, who, message, details
-    ├── ModelMustAct                    the model may call again, differently
-    │   └── ToolCallRefused             a runtime tool said no; codes in docs/reference/runtime-tools.md
-    ├── CallerMustAct                   the calling program must change the call
-    │   ├── NoActiveSkills              nothing is active in this context
-    │   ├── ContextOrder                a context handle was closed elsewhere or out of order
-    │   ├── PolicyUnavailable           an exported view knows one consumer only
-    │   ├── DescriptorError             the descriptor says something not understood
-    │   ├── BadRequest                  arguments out of shape or bounds
-    │   ├── CallRefused                 this caller may not run this operation
-    │   ├── NotFound                    nothing of that id for this caller
-    │   ├── Conflict                    the state of things does not allow it now
-    │   ├── SessionError                unknown, taken or closed session; lost race; cancelled
-    │   └── ReplayError                 recorded replies and this run do not fit
-    ├── AuthorMustAct                   the author of the bundle or skill must mend a file
-    │   └── BundleError                 the bundle cannot be loaded
-    ├── OperatorMustAct                 the set-up of this machine or Host must change
-    │   ├── RootMissing                 a restored root or skill is not there
-    │   ├── RootChanged                 a restored root or skill has another digest
-    │   ├── ExecRefused                 nothing was run: no engine, too weak, a limit not enforceable
-    │   ├── ExecFailed                  the engine broke while setting up or running
-    │   ├── ModelFailed                 the model's provider failed for good
-    │   ├── NameTaken                   two plugins claim one name
-    │   ├── UnknownName                 a name no plugin registered
-    │   ├── PluginInvalid               a plugin's hook cannot be called, or what it registers cannot be used
-    │   ├── PluginFailed                a plugin's hook raised, or answered what is no answer
-    │   └── MissingExtra                an optional part is not installed
-    └── UserMustAct                     a person said no, or must be asked
-
-The message is written once, where the error is raised; facts travel in `details`.
+The message is written once, where the error is raised; facts travel in `details`. `docs/reference/errors.md` shows the tree.
 """
 
 from __future__ import annotations
@@ -365,12 +334,7 @@ def path_argument(value: object, name: str) -> Path:
     """
     if isinstance(value, Path):
         return value
-    text = value if isinstance(value, str) else _fspath(value)
-    if text is None:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str):
         raise TypeError(f"{name} must be a path, as text or os.PathLike, not {type(value).__name__}")
     return Path(text)
-
-
-def _fspath(value: object) -> str | None:
-    path_text = os.fspath(value) if isinstance(value, os.PathLike) else None
-    return path_text if isinstance(path_text, str) else None

@@ -9,8 +9,7 @@ import html
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from kdskills.errors import Diagnostic
@@ -18,13 +17,15 @@ from kdskills.sources.pool import SourceKey, SourcesPool
 from kdskills.sources.rows import first_text, usable_url
 from kdskills.sources.tokens import (
     MAX_ITEMS,
+    SUP,
+    TOKEN,
     CitationToken,
     KnownSids,
     TokenScanner,
     Writer,
     find_tokens,
-    grammar,
     held_back,
+    pattern,
 )
 
 _PASSES = 16
@@ -218,10 +219,8 @@ class _Rewriting:
                     self._note_hidden(tokens)
                 return text
             text, own_starts = self._break(text, foreign, own_starts)
-        patterns = grammar()
         while foreign := sorted(
-            {match.start() for pattern in (patterns.token, patterns.sup) for match in pattern.finditer(text)}
-            - own_starts
+            {match.start() for source in (TOKEN, SUP) for match in pattern(source).finditer(text)} - own_starts
         ):
             text, own_starts = self._break(text, foreign, own_starts)
         self._note_hidden(find_tokens(text))
@@ -251,12 +250,13 @@ class _Rewriting:
 
 
 RenderMode = Literal["links", "superscript", "html", "footnotes"]
-MODES = ("links", "superscript", "html", "footnotes")
+MODES = get_args(RenderMode)
 
 Sources = SourcesPool | Mapping[int, Mapping[str, Any]]
 """A pool, or `{sid: row}` with rows as `sources.yaml` writes them."""
 
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".avif", ".bmp")
+_LINE_BREAK = "\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
 _SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -268,14 +268,9 @@ class _ShownSource(NamedTuple):
     url: str | None
 
 
-@cache
-def _line_breaks() -> re.Pattern[str]:
-    return re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-
-
 def _title(text: str) -> str:
     """Escape a title for Markdown: it can neither end its brackets nor its line nor its table cell."""
-    return re.sub(r"([\\\[\]|])", r"\\\1", _line_breaks().sub(" ", text))
+    return re.sub(r"([\\\[\]|])", r"\\\1", pattern(_LINE_BREAK).sub(" ", text))
 
 
 _EAGER = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -51,23 +52,12 @@ class SourcesPool:
         What was wrong with the rows stands in `diagnostics`.
         """
         normal, findings = normalize_sources(rows)
-        keyed = sorted((row for row in normal if row.sid is not None), key=lambda row: row.sid or 0)
-        by_sid: dict[int, SourceRow] = {}
-        aliases: dict[int, int] = {}
-        owners: dict[str, int] = {}
-        for row in keyed:
-            sid = row.sid or 0
-            owner = owners.setdefault(_key(row, key), sid)
-            if owner == sid:
-                by_sid[sid] = row.numbered(sid)
-            else:
-                by_sid[owner] = _combined(by_sid[owner], row)
-                aliases[sid] = owner
-        pool = cls(by_sid, aliases, findings)
-        unnumbered = [row for row in normal if row.sid is None]
-        if not unnumbered:
-            return pool
-        return replace(pool.merge(unnumbered, key=key).pool, diagnostics=findings)
+        numbered = sorted((row for row in normal if row.sid is not None), key=lambda row: row.sid or 0)
+        merged = cls().merge(numbered, key=key)
+        aliases = {sid: owner for sid, owner in merged.sid_map.items() if sid != owner}
+        pool = cls(dict(merged.pool.rows), aliases)
+        rest = [row for row in normal if row.sid is None]
+        return replace(pool.merge(rest, key=key).pool if rest else pool, diagnostics=findings)
 
     @property
     def rows(self) -> Mapping[int, SourceRow]:
@@ -98,7 +88,10 @@ class SourcesPool:
         owners: dict[str, int] = {}
         for sid, row in by_sid.items():
             owners.setdefault(_key(row, key), sid)
-        issue = _Numbers({*by_sid, *self._aliases})
+        issued = {*by_sid, *self._aliases}
+        highest = max(issued, default=0)
+        # A file that claims the last number must not make all later sources uncitable: gaps are filled then.
+        free = (sid for sid in count(1) if sid not in issued)
         sid_map: dict[int, int] = {}
         added: list[int] = []
         merged: dict[int, None] = {}
@@ -106,7 +99,12 @@ class SourcesPool:
             identity = _key(row, key)
             owner = owners.get(identity)
             if owner is None:
-                owner = owners[identity] = issue(row.sid)
+                owner = row.sid
+                if owner is None or owner in issued:
+                    owner = highest + 1 if highest < MAX_SID else next(free)
+                owners[identity] = owner
+                issued.add(owner)
+                highest = max(highest, owner)
                 by_sid[owner] = row.numbered(owner)
                 added.append(owner)
             else:
@@ -155,29 +153,6 @@ class SourcesPool:
 
     def __repr__(self) -> str:
         return f"SourcesPool({len(self._rows)} rows, {len(self._aliases)} aliases)"
-
-
-class _Numbers:
-    """Issues sids, each once."""
-
-    def __init__(self, issued: set[int]) -> None:
-        self._issued = issued
-        self._highest = max(issued, default=0)
-        self._lowest_free = 1
-
-    def __call__(self, preferred: int | None) -> int:
-        sid = preferred if preferred is not None and preferred not in self._issued else self._next()
-        self._issued.add(sid)
-        self._highest = max(self._highest, sid)
-        return sid
-
-    def _next(self) -> int:
-        if self._highest < MAX_SID:
-            return self._highest + 1
-        # A file that claims the last number must not make all later sources uncitable: fill the gaps.
-        while self._lowest_free in self._issued:
-            self._lowest_free += 1
-        return self._lowest_free
 
 
 def _key(row: SourceRow, key: SourceKey | None) -> str:

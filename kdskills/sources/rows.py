@@ -300,14 +300,9 @@ def _row(key: object, raw: object, label: str, findings: list[Diagnostic]) -> So
     if identity is None:
         _add(findings, "source_without_identity", f"{label} has neither URL nor path; it is dropped", ref)
         return None
-    row: dict[str, Any] = {} if sid is None else {"sid": sid}
-    row["title"] = texts["title"] or identity
-    if url is not None:
-        row["url"] = url
-    if texts["physical_path"] is not None:
-        row["physical_path"] = texts["physical_path"]
-    row["text"] = texts["text"] or ""
-    return SourceRow(row | fields)
+    known: dict[str, Any] = {"sid": sid, "title": texts["title"] or identity, "url": url}
+    known |= {"physical_path": texts["physical_path"], "text": texts["text"] or ""}
+    return SourceRow({name: value for name, value in known.items() if value is not None} | fields)
 
 
 def _fields(raw: Mapping[Any, Any], label: str, findings: list[Diagnostic]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 BLANKS = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
 ZERO_WIDTH = "\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff"
@@ -28,67 +27,39 @@ _OPEN, _CLOSE = "[\\[\uff3b]", "[\\]\uff3d]"
 _DASHES = "\u2010-\u2015\u2212"
 
 
-class Grammar(NamedTuple):
-    """The compiled patterns."""
+_GAP = f"[{BLANKS}{ZERO_WIDTH}]{{0,200}}+"
+_JOINT = f"[{ZERO_WIDTH}]{{0,200}}+"
+_COLON, _ITEMS = "[:\uff1a]", "[^\\[\\]\uff3b\uff3d\n\r\v\f\x85\u2028\u2029]"
+_START = f"(?:[Ss]{_GAP}(?:{_COLON}(?:{_ITEMS}{{0,{MAX_ITEMS}}}|{_ITEMS}{{1,{MAX_ITEMS}}}{_CLOSE}{_JOINT}))?)?"
 
-    event: re.Pattern[str]  # where something may begin: code, a token, its HTML spelling
-    token: re.Pattern[str]
-    token_prefix: re.Pattern[str]  # a token that has not ended yet
-    token_tail: re.Pattern[str]  # likewise, and what looks like one behind a single bracket
-    sup: re.Pattern[str]
-    sup_prefix: re.Pattern[str]
-    item: re.Pattern[str]
-    ignorable: re.Pattern[str]
-    blank: re.Pattern[str]
-    ticks: re.Pattern[str]
-    line_end: re.Pattern[str]
-    fence_margin: re.Pattern[str]
-    fence_close: re.Pattern[str]
-
-
-@cache
-def grammar() -> Grammar:
-    """Return the patterns, compiled on first use to keep `import kdskills` light."""
-    gap = f"[{BLANKS}{ZERO_WIDTH}]{{0,200}}+"
-    joint = f"[{ZERO_WIDTH}]{{0,200}}+"
-    colon, items = "[:\uff1a]", "[^\\[\\]\uff3b\uff3d\n\r\v\f\x85\u2028\u2029]"
-    token_start = f"(?:[Ss]{gap}(?:{colon}(?:{items}{{0,{MAX_ITEMS}}}|{items}{{1,{MAX_ITEMS}}}{_CLOSE}{joint}))?)?"
-    return Grammar(
-        event=re.compile(f"`+|{_OPEN}|<"),
-        token=re.compile(
-            f"{_OPEN}{joint}{_OPEN}{gap}[Ss]{gap}{colon}({items}{{1,{MAX_ITEMS}}}){_CLOSE}{joint}{_CLOSE}"
-        ),
-        token_prefix=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap}{token_start})?"),
-        token_tail=re.compile(f"{_OPEN}{joint}(?:{_OPEN}{gap})?{token_start}"),
-        sup=re.compile(r'<sup[ \t]+class="cite"[ \t]+data-sids="([^"<>\n\r]*)"[^<>\n\r]*>'),
-        sup_prefix=re.compile(r"<(?:s(?:u(?:p(?:[ \t][^<>\n\r]*)?)?)?)?"),
-        item=re.compile(f"([0-9]{{1,9}})(?:[{BLANKS}]*-[{BLANKS}]*([0-9]{{1,9}}))?"),
-        ignorable=re.compile(f"[{ZERO_WIDTH}]"),
-        blank=re.compile(f"[{BLANKS}]"),
-        ticks=re.compile("`+"),
-        line_end=re.compile("[\n\r]"),
-        fence_margin=re.compile("[ \t>]*+"),
-        fence_close=re.compile("[ \t>]*+(`*+|~*+)[ \t]*+"),
-    )
+EVENT = f"`+|{_OPEN}|<"  # where something may begin: code, a token, its HTML spelling
+TOKEN = f"{_OPEN}{_JOINT}{_OPEN}{_GAP}[Ss]{_GAP}{_COLON}({_ITEMS}{{1,{MAX_ITEMS}}}){_CLOSE}{_JOINT}{_CLOSE}"
+TOKEN_PREFIX = f"{_OPEN}{_JOINT}(?:{_OPEN}{_GAP}{_START})?"  # a token that has not ended yet
+TOKEN_TAIL = f"{_OPEN}{_JOINT}(?:{_OPEN}{_GAP})?{_START}"  # likewise, and what looks like one behind a single bracket
+SUP = r'<sup[ \t]+class="cite"[ \t]+data-sids="([^"<>\n\r]*)"[^<>\n\r]*>'
+SUP_PREFIX = r"<(?:s(?:u(?:p(?:[ \t][^<>\n\r]*)?)?)?)?"
+_ITEM = f"([0-9]{{1,9}})(?:[{BLANKS}]*-[{BLANKS}]*([0-9]{{1,9}}))?"
+_IGNORABLE = f"[{ZERO_WIDTH}]"
+_BLANK = f"[{BLANKS}]"
+_FENCE_CLOSE = "[ \t>]*+(`*+|~*+)[ \t]*+"
+_PLAIN = {0xFF0C: ","} | {0xFF10 + digit: str(digit) for digit in range(10)}
+_PLAIN |= dict.fromkeys((*range(8208, 8214), 8722, 65293), "-")
 
 
 @cache
-def _plain() -> dict[int, str]:
-    table = {0xFF10 + digit: str(digit) for digit in range(10)}
-    table[0xFF0C] = ","
-    return table | dict.fromkeys((*range(8208, 8214), 8722, 65293), "-")
+def pattern(source: str) -> re.Pattern[str]:
+    """Return a pattern, compiled on first use to keep `import kdskills` light."""
+    return re.compile(source)
 
 
 def parse_items(text: str) -> list[tuple[int, int]]:
     """Return the items of a token as ranges (first, last), a single number as (n, n), in order."""
-    patterns = grammar()
-    plain = patterns.ignorable.sub("", text).translate(_plain())
     ranges = []
-    for item in plain.split(","):
-        match = patterns.item.fullmatch(item.strip())
+    for item in pattern(_IGNORABLE).sub("", text).translate(_PLAIN).split(","):
+        match = pattern(_ITEM).fullmatch(item.strip())
         if match:
             first = int(match[1])
-            last = int(match[2]) if match[2] else first
+            last = int(match[2] or first)
             ranges.append((min(first, last), max(first, last)))
     return ranges
 
@@ -119,7 +90,7 @@ class TokenScanner:
         tokens: list[CitationToken] = []
         position = 0
         while position < len(text):
-            line_break = grammar().line_end.search(text, position)
+            line_break = pattern("[\n\r]").search(text, position)
             end = line_break.start() if line_break else len(text)
             complete = final or end < len(text)
             code = self._is_code(text, position, end, complete=complete)
@@ -140,16 +111,15 @@ class TokenScanner:
         """Say whether the line is fenced code or a fence, and keep track of fences; None when not yet known."""
         if self._mid_line:
             return self._fence is not None
-        patterns = grammar()
         if self._fence is not None:
             mark, length = self._fence
-            closing = patterns.fence_close.fullmatch(text, start, end)
+            closing = pattern(_FENCE_CLOSE).fullmatch(text, start, end)
             if closing and not complete:
                 return None
             if closing and len(closing[1]) >= length and closing[1][0] == mark:
                 self._fence = None
             return True
-        margin = patterns.fence_margin.match(text, start, end)
+        margin = pattern("[ \t>]*+").match(text, start, end)
         first = margin.end() if margin else start
         if first == end:
             return False if complete else None
@@ -170,11 +140,10 @@ class TokenScanner:
 
     def _inline(self, text: str, start: int, end: int, tokens: list[CitationToken], *, complete: bool) -> int:
         """Find the tokens of one line or the rest of one; return how far it is decided."""
-        patterns = grammar()
         code = _InlineCode(text, end, complete=complete)
         closer = -1
         position = start
-        while event := patterns.event.search(text, position, end):
+        while event := pattern(EVENT).search(text, position, end):
             start_of_event = event.start()
             mark = text[start_of_event]
             if mark == "`":
@@ -183,7 +152,7 @@ class TokenScanner:
                     return start_of_event
                 position = after
                 continue
-            match = (patterns.sup if mark == "<" else patterns.token).match(text, start_of_event, end)
+            match = pattern(SUP if mark == "<" else TOKEN).match(text, start_of_event, end)
             stop = match.end() if match else -1
             if match and mark == "<":
                 if closer < stop:
@@ -198,9 +167,8 @@ class TokenScanner:
                 tokens.append(CitationToken(start_of_event, stop, tuple(parse_items(match[1]))))
                 position = stop
                 continue
-            if not complete and (patterns.sup_prefix if mark == "<" else patterns.token_prefix).fullmatch(
-                text, start_of_event, end
-            ):
+            prefix = pattern(SUP_PREFIX if mark == "<" else TOKEN_PREFIX)
+            if not complete and prefix.fullmatch(text, start_of_event, end):
                 return start_of_event
             position = start_of_event + 1
         return end
@@ -236,7 +204,7 @@ class _InlineCode:
 
     def _find(self, start: int) -> dict[int, list[int]]:
         runs: dict[int, list[int]] = {}
-        for run in grammar().ticks.finditer(self._text, start, self._end):
+        for run in pattern("`+").finditer(self._text, start, self._end):
             if run.end() == self._end and not self._complete:
                 self._growing = (run.start(), run.end() - run.start())
             else:
@@ -258,22 +226,22 @@ def held_back(text: str) -> int:
     before it if a zero-width one is among them. A single `[` counts in every such tail, so that the rule is one
     for both.
     """
-    patterns = grammar()
+    ignorable, tail = pattern(_IGNORABLE), pattern(TOKEN_TAIL)
     last = max(text.rfind("["), text.rfind("\uff3b"))
     if last < 0:
         return 0
     before = last
-    while before > 0 and patterns.ignorable.match(text[before - 1]):
+    while before > 0 and ignorable.match(text[before - 1]):
         before -= 1
     start = before - 1 if before > 0 and text[before - 1] in "[\uff3b" else last
-    if not patterns.token_tail.fullmatch(text, start):
+    if not tail.fullmatch(text, start):
         start = last
-    if not patterns.token_tail.fullmatch(text, start):
+    if not tail.fullmatch(text, start):
         return 0
     margin, invisible = start, False
-    while margin > 0 and (patterns.blank.match(text[margin - 1]) or patterns.ignorable.match(text[margin - 1])):
+    while margin > 0 and (is_blank(text[margin - 1]) or ignorable.match(text[margin - 1])):
         margin -= 1
-        invisible = invisible or bool(patterns.ignorable.match(text[margin]))
+        invisible = invisible or bool(ignorable.match(text[margin]))
     return len(text) - (margin if invisible else start)
 
 
@@ -304,7 +272,7 @@ class KnownSids:
         return range(start, stop) if self._sids is None else self._sids[start:stop]
 
 
-_CLOSING = frozenset({"Pe", "Pf", "Po"})
+_CLOSING = frozenset({"Pe", "Pf", "Po"})  # punctuation that closes or separates
 
 
 class Writer:
@@ -340,7 +308,8 @@ class Writer:
             following: The character after the token, or `""` at the end of the text.
         """
         blank_next = is_blank(following)
-        if self._blank and (blank_next or following in {"", "\n", "\r"} or is_punctuation(following)):
+        closes = following in {"", "\n", "\r"} or unicodedata.category(following) in _CLOSING
+        if self._blank and (blank_next or closes):
             self._blank = ""
             return 0
         begins_line = not self._blank and self._last in {"", "\n", "\r"}
@@ -358,9 +327,4 @@ class Writer:
 
 def is_blank(character: str) -> bool:
     """Say whether a character, or `""`, is a blank within a line."""
-    return character == " " or (bool(character) and grammar().blank.match(character) is not None)
-
-
-def is_punctuation(character: str) -> bool:
-    """Say whether a character, or `""`, is punctuation that closes or separates."""
-    return bool(character) and unicodedata.category(character) in _CLOSING
+    return character == " " or (bool(character) and pattern(_BLANK).match(character) is not None)
