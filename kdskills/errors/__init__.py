@@ -111,6 +111,11 @@ class KdskillsError(Exception):
     who: Who = "caller"
     result: object | None = None
 
+    def __init_subclass__(cls, *, code: str | None = None, who: Who | None = None) -> None:
+        """Take the code and the person of a kind of errors; what is not said is that of the kind above."""
+        super().__init_subclass__()
+        cls.code, cls.who = code or cls.code, who or cls.who
+
     def __init__(self, message: str, *, code: str | None = None, who: Who | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message = message
@@ -123,146 +128,99 @@ class KdskillsError(Exception):
         return {"error": {"code": self.code, "who": self.who, "message": self.message, "details": self.details}}
 
 
-class ModelMustAct(KdskillsError):
+class ModelMustAct(KdskillsError, code="invalid_call", who="model"):
     """The model may call again, differently."""
 
-    code = "invalid_call"
-    who: Who = "model"
 
-
-class ToolCallRefused(ModelMustAct):
+class ToolCallRefused(ModelMustAct, code="invalid_argument"):
     """A runtime tool refused a call; `code` is one of those in `docs/reference/runtime-tools.md`, `who` follows the code.
 
     `refusal` holds the gate's own answer for people and events; it is never serialised.
     """
 
-    code = "invalid_argument"
     refusal: object | None = None
 
 
-class CallerMustAct(KdskillsError):
+class CallerMustAct(KdskillsError, code="bad_request", who="caller"):
     """The calling program must change the call."""
 
-    code = "bad_request"
-    who: Who = "caller"
 
-
-class NoActiveSkills(CallerMustAct):
+class NoActiveSkills(CallerMustAct, code="no_active_subsystem"):
     """No `SkillsSubsystem` is active in this context."""
 
-    code = "no_active_subsystem"
 
-
-class ContextOrder(CallerMustAct):
+class ContextOrder(CallerMustAct, code="context_order"):
     """An activation was closed in another context or out of order."""
 
-    code = "context_order"
 
-
-class PolicyUnavailable(CallerMustAct):
+class PolicyUnavailable(CallerMustAct, code="policy_unavailable"):
     """The export of one consumer's view was asked for another consumer."""
 
-    code = "policy_unavailable"
 
-
-class DescriptorError(CallerMustAct):
+class DescriptorError(CallerMustAct, code="descriptor_invalid"):
     """The descriptor says something that is not understood; `details["key"]` is the key's path."""
 
-    code = "descriptor_invalid"
 
-
-class BadRequest(CallerMustAct):
+class BadRequest(CallerMustAct, code="bad_request"):
     """Arguments out of shape or bounds; `details["errors"]` lists them."""
 
-    code = "bad_request"
 
-
-class CallRefused(CallerMustAct):
+class CallRefused(CallerMustAct, code="call_refused"):
     """This caller may not run this operation."""
 
-    code = "call_refused"
 
-
-class NotFound(CallerMustAct):
+class NotFound(CallerMustAct, code="not_found"):
     """Nothing of that id for this caller; what belongs to another project reads the same."""
 
-    code = "not_found"
 
-
-class Conflict(CallerMustAct):
+class Conflict(CallerMustAct, code="conflict"):
     """The state of things does not allow it now: taken, busy, or another body under one key."""
 
-    code = "conflict"
 
-
-class FileRefused(CallerMustAct):
+class FileRefused(CallerMustAct, code="unreadable"):
     """A path below a root is not read: `path_unsafe`, `file_missing`, `symlink`, `not_a_directory`, `not_regular`,
     `too_large`, `too_deep` or `unreadable`; `details["path"]` is the relative path.
     """
 
-    code = "unreadable"
 
-
-class SessionError(CallerMustAct):
+class SessionError(CallerMustAct, code="session_not_found"):
     """Unknown, expired, taken or closed session, a lost race, or a cancelled call."""
 
-    code = "session_not_found"
 
-
-class ReplayError(CallerMustAct):
+class ReplayError(CallerMustAct, code="replay_diverged"):
     """Recorded replies and this run do not fit: `replay_diverged`, `replay_exhausted` or `replay_unused`."""
 
-    code = "replay_diverged"
 
-
-class AuthorMustAct(KdskillsError):
+class AuthorMustAct(KdskillsError, code="author_error", who="author"):
     """The author of the bundle or skill must mend a file."""
 
-    code = "author_error"
-    who: Who = "author"
 
-
-class BundleError(AuthorMustAct):
+class BundleError(AuthorMustAct, code="bundle_invalid"):
     """The bundle cannot be loaded."""
 
-    code = "bundle_invalid"
 
-
-class OperatorMustAct(KdskillsError):
+class OperatorMustAct(KdskillsError, code="operator_error", who="operator"):
     """The set-up of this machine or Host must change."""
 
-    code = "operator_error"
-    who: Who = "operator"
 
-
-class RootMissing(OperatorMustAct):
+class RootMissing(OperatorMustAct, code="root_missing"):
     """A root or skill named by an export is not there."""
 
-    code = "root_missing"
 
-
-class RootChanged(OperatorMustAct):
+class RootChanged(OperatorMustAct, code="root_changed"):
     """A root or skill named by an export has another digest."""
 
-    code = "root_changed"
 
-
-class ExecRefused(OperatorMustAct):
+class ExecRefused(OperatorMustAct, code="engine_unavailable"):
     """Nothing was run: the request or this machine does not allow it."""
 
-    code = "engine_unavailable"
 
-
-class ExecFailed(OperatorMustAct):
+class ExecFailed(OperatorMustAct, code="executor_failed"):
     """The engine broke while it set up or ran a program; the program is not to blame."""
 
-    code = "executor_failed"
 
-
-class ModelFailed(OperatorMustAct):
+class ModelFailed(OperatorMustAct, code="model_failed"):
     """The model's provider failed for good; `retryable` says whether another try may help."""
-
-    code = "model_failed"
 
     def __init__(
         self,
@@ -278,44 +236,31 @@ class ModelFailed(OperatorMustAct):
         self.retry_after = retry_after
 
 
-class NameTaken(OperatorMustAct):
+class NameTaken(OperatorMustAct, code="name_taken"):
     """Two plugins claim one name."""
 
-    code = "name_taken"
 
-
-class UnknownName(OperatorMustAct):
+class UnknownName(OperatorMustAct, code="unknown_name"):
     """A name that no plugin registered."""
 
-    code = "unknown_name"
 
-
-class PluginInvalid(OperatorMustAct):
+class PluginInvalid(OperatorMustAct, code="plugin_invalid"):
     """A plugin's hook cannot be called (async, a wrapper, misspelt, unknown arguments), or what it registers cannot be used."""
 
-    code = "plugin_invalid"
 
-
-class PluginFailed(OperatorMustAct):
+class PluginFailed(OperatorMustAct, code="plugin_failed"):
     """A plugin's hook raised, or answered something else than expected; `details` has `plugin`, `hook`, `expected`, `found`."""
 
-    code = "plugin_failed"
 
-
-class MissingExtra(OperatorMustAct):
+class MissingExtra(OperatorMustAct, code="missing_extra"):
     """An optional part is not installed; the message names the command that installs it."""
-
-    code = "missing_extra"
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an optional part: pip install 'kdskills[{extra}]'", extra=extra)
 
 
-class UserMustAct(KdskillsError):
+class UserMustAct(KdskillsError, code="approval_denied", who="user"):
     """A person said no, or must be asked."""
-
-    code = "approval_denied"
-    who: Who = "user"
 
 
 StrPath = str | os.PathLike[str]
