@@ -15,16 +15,12 @@ if TYPE_CHECKING:
     from kdskills.app.wiring import Storage
 
 
-class Unauthenticated(CallerMustAct):
+class Unauthenticated(CallerMustAct, code="unauthenticated"):
     """No token, or one that is not known, expired or revoked."""
 
-    code = "unauthenticated"
 
-
-class ListenRefused(OperatorMustAct):
+class ListenRefused(OperatorMustAct, code="listen_refused"):
     """The service must not, or cannot, listen there."""
-
-    code = "listen_refused"
 
 
 def address(listen: str) -> tuple[str, int]:
@@ -141,10 +137,8 @@ def _authority(url: str) -> tuple[str, int] | None:
 MAX_BUCKETS: Final = 10_000
 
 
-class RateLimited(CallerMustAct):
+class RateLimited(CallerMustAct, code="rate_limited"):
     """More requests than the token allows; `details["retry_after"]` is in seconds."""
-
-    code = "rate_limited"
 
 
 class RequestLimits:

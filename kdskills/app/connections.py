@@ -42,10 +42,8 @@ NOISE: Final = ("Invalid HTTP request received.", "Unsupported upgrade request."
 LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-class TooManyConnections(OperatorMustAct):
+class TooManyConnections(OperatorMustAct, code="too_many_connections"):
     """Every connection this process may have is taken by a request; only questions about health are answered."""
-
-    code = "too_many_connections"
 
 
 def most_connections() -> int:

@@ -59,10 +59,8 @@ OTHER_PREFIXES = ("KDSKILLS_MCP_TOKEN_",)
 EXAMPLES = {"list": '["one", "two"]', "table": '{"name": "value"}'}
 
 
-class SettingsInvalid(OperatorMustAct):
+class SettingsInvalid(OperatorMustAct, code="settings_invalid"):
     """A settings file or variable is not understood; `details["errors"]` lists the fields."""
-
-    code = "settings_invalid"
 
 
 def user_config() -> Path | None:

@@ -94,10 +94,8 @@ def measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
     )
 
 
-class NoWorker(OperatorMustAct):
+class NoWorker(OperatorMustAct, code="no_worker"):
     """Work waits, and no worker is alive that would take it; it waits until one is."""
-
-    code = "no_worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,10 +125,8 @@ def scope_of(identity: Identity) -> Scope:
     return Scope(tenant=identity.tenant, project=identity.project, agent=identity.agent, alias=identity.alias)
 
 
-class TooMuchWork(CallerMustAct):
+class TooMuchWork(CallerMustAct, code="too_much_work"):
     """The caller has as many tasks and jobs as its token allows; `details["limit"]` tells how many."""
-
-    code = "too_much_work"
 
 
 def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit: int, *, additional: int) -> None:
@@ -159,10 +157,8 @@ def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit:
         )
 
 
-class WorkerNotStarted(OperatorMustAct):
+class WorkerNotStarted(OperatorMustAct, code="worker_not_started"):
     """A worker of background work could not be started on this host."""
-
-    code = "worker_not_started"
 
 
 def spawner(settings: Settings) -> Callable[[], None]:

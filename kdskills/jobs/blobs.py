@@ -29,16 +29,12 @@ CHUNK: Final = 1024 * 1024
 NO_BUCKET: Final = "the bucket of artifacts is not there: make it, or let the setting artifacts name another"
 
 
-class ArtifactStoreUnavailable(OperatorMustAct):
+class ArtifactStoreUnavailable(OperatorMustAct, code="artifact_store_unavailable"):
     """The place artifacts are kept in does not answer, or its URL is not understood."""
 
-    code = "artifact_store_unavailable"
 
-
-class ArtifactCorrupt(OperatorMustAct):
+class ArtifactCorrupt(OperatorMustAct, code="artifact_corrupt"):
     """What is kept of an artifact is not what was stored."""
-
-    code = "artifact_corrupt"
 
 
 class Blobs(Protocol):

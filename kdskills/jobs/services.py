@@ -165,10 +165,8 @@ AGAIN_S: Final = 0.5
 """Pause before a forwarder that died is replaced, on the same host ports."""
 
 
-class StartupTimeout(KdskillsError):
+class StartupTimeout(KdskillsError, code="startup_timeout"):
     """A service was not ready in its time; its program is ended."""
-
-    code = "startup_timeout"
 
 
 class ServiceSupervisor:

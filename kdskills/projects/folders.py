@@ -79,10 +79,8 @@ async def spool(source: AsyncIterable[bytes], path: Path, limit: int) -> int:
     return size
 
 
-class VersionMissing(OperatorMustAct):
+class VersionMissing(OperatorMustAct, code="version_missing"):
     """A version's files are not on this machine, and the shared storage has none that fit."""
-
-    code = "version_missing"
 
 
 class VersionFolders:

@@ -31,16 +31,12 @@ BUILT_IN_TOOLS = frozenset(
 """Names the server accepts for a tool and then silently drops."""
 
 
-class CatalogError(CallerMustAct, ValueError):
+class CatalogError(CallerMustAct, ValueError, code="catalog_invalid"):
     """A name, schema or catalog the server would refuse, drop or shadow; `details` has `rule` and `suggestion`."""
 
-    code = "catalog_invalid"
 
-
-class CatalogNotApplied(CallerMustAct):
+class CatalogNotApplied(CallerMustAct, code="catalog_not_applied"):
     """`send_prepared` found the catalog `deferred` or `failed`; nothing was sent. `report` says why."""
-
-    code = "catalog_not_applied"
 
     def __init__(self, report: JsonObject) -> None:
         reason = report.get("reason")
@@ -48,28 +44,20 @@ class CatalogNotApplied(CallerMustAct):
         self.report = report
 
 
-class CatalogBusy(CatalogNotApplied):
+class CatalogBusy(CatalogNotApplied, code="catalog_busy"):
     """As `CatalogNotApplied`, because a turn is running."""
 
-    code = "catalog_busy"
 
-
-class WaitTimeoutError(CallerMustAct, TimeoutError):
+class WaitTimeoutError(CallerMustAct, TimeoutError, code="wait_timeout"):
     """A turn did not end, or its reply did not come, within the given time."""
 
-    code = "wait_timeout"
 
-
-class AppServerError(CallerMustAct):
+class AppServerError(CallerMustAct, code="app_server_error"):
     """The app-server answered a request with an error; `details` has `method`, `rpc_code`, `data`."""
 
-    code = "app_server_error"
 
-
-class AppServerGone(CallerMustAct):
+class AppServerGone(CallerMustAct, code="app_server_gone"):
     """The connection to the app-server is closed, or it could not be opened."""
-
-    code = "app_server_gone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,16 +163,12 @@ SPARE_BODIES: Final = 256
 """How many texts stay in memory that no session refers to, not yet or no longer."""
 
 
-class StoreConflict(CallerMustAct):
+class StoreConflict(CallerMustAct, code="conflict"):
     """The session is not at the version that was expected."""
 
-    code = "conflict"
 
-
-class StoreUnavailable(OperatorMustAct):
+class StoreUnavailable(OperatorMustAct, code="store_unavailable"):
     """The store does not answer; a store raises this (or OSError) for lost connections and full disks."""
-
-    code = "store_unavailable"
 
 
 @runtime_checkable

@@ -27,12 +27,10 @@ from kdskills.skills.safe_open import open_file, walk_tree
 MIB = 1024 * 1024
 
 
-class ArchiveRefused(CallerMustAct):
+class ArchiveRefused(CallerMustAct, code="archive_refused"):
     """The archive breaks a rule and nothing of it was kept; `details` has `entry`, `reason` and, for a skill file that cannot
     be used, `diagnostics`. An *entry* of None is the archive as a whole.
     """
-
-    code = "archive_refused"
 
     def __init__(
         self, code: str, reason: str, *, entry: str | None = None, diagnostics: Sequence[Diagnostic] = ()

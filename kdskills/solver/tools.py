@@ -103,10 +103,8 @@ MAX_NESTING = 8
 """How often a type may stand within itself before its schema ends."""
 
 
-class ToolError(ModelMustAct):
+class ToolError(ModelMustAct, code="tool_error"):
     """What a tool could not do, in words for the model; of other exceptions it reads the class name only."""
-
-    code = "tool_error"
 
 
 @dataclass(frozen=True)

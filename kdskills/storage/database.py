@@ -56,10 +56,8 @@ _ALEMBIC: Final = threading.Lock()
 """Alembic keeps the connection it works on in its module: two upgrades in one process would write to each other's database."""
 
 
-class DatabaseUnavailable(OperatorMustAct):
+class DatabaseUnavailable(OperatorMustAct, code="database_unavailable"):
     """The database does not answer, or cannot be used as it is."""
-
-    code = "database_unavailable"
 
 
 def micros(moment: datetime) -> int:

@@ -101,16 +101,12 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROBE_BYTES: Final = 64 * 1024
 
 
-class StorageFull(OperatorMustAct):
+class StorageFull(OperatorMustAct, code="storage_full"):
     """There is no room left where the service keeps its files; nothing of what was asked is kept."""
 
-    code = "storage_full"
 
-
-class StateUnwritable(OperatorMustAct):
+class StateUnwritable(OperatorMustAct, code="state_unwritable"):
     """The service cannot write where it keeps its files."""
-
-    code = "state_unwritable"
 
 
 @contextlib.contextmanager

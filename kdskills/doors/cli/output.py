@@ -97,16 +97,12 @@ OVER = frozenset({"succeeded", "failed", "canceled", "skipped"})
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
-class SystemRefused(OperatorMustAct):
+class SystemRefused(OperatorMustAct, code="system_refused"):
     """The system refused something that a command needs: a full disk, a folder without rights, a stream that takes nothing."""
 
-    code = "system_refused"
 
-
-class Interrupted(UserMustAct):
+class Interrupted(UserMustAct, code="interrupted"):
     """Somebody pressed Ctrl-C."""
-
-    code = "interrupted"
 
 
 def console(*, stderr: bool = False) -> Console:

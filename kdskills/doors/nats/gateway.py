@@ -61,10 +61,8 @@ PASSING: Final = frozenset(
 """What may be well in a moment: such a command is delivered again instead of being answered with the error."""
 
 
-class CallFailed(OperatorMustAct):
+class CallFailed(OperatorMustAct, code="internal_error"):
     """An operation failed in a way nobody foresaw; the log of the gateway has the cause."""
-
-    code = "internal_error"
 
 
 @asynccontextmanager
@@ -333,10 +331,8 @@ class Gateway:
 FLUSH_S: Final = 5
 
 
-class BusUnavailable(OperatorMustAct):
+class BusUnavailable(OperatorMustAct, code="bus_unavailable"):
     """The command bus does not answer."""
-
-    code = "bus_unavailable"
 
 
 async def serve(host: Host, url: str) -> None:

@@ -103,16 +103,12 @@ HEADER_ROOM: Final = 2048
 """Bytes of the bus's limit that the headers of a result may need."""
 
 
-class Unreadable(CallerMustAct):
+class Unreadable(CallerMustAct, code="message_unreadable"):
     """A message that is no command: it is ended and never delivered again."""
 
-    code = "message_unreadable"
 
-
-class ResultTooLarge(CallerMustAct):
+class ResultTooLarge(CallerMustAct, code="result_too_large"):
     """The answer has more bytes than the bus carries; ask for less of it, or at another door."""
-
-    code = "result_too_large"
 
     @classmethod
     def of_size(cls, size: int, limit: int) -> Self:

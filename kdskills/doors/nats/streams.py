@@ -39,10 +39,8 @@ class Served:
     subjects: tuple[str, ...]
 
 
-class StreamsDisagree(OperatorMustAct):
+class StreamsDisagree(OperatorMustAct, code="streams_disagree"):
     """The streams of the bus cover subjects in a way that no one consumer can read."""
-
-    code = "streams_disagree"
 
 
 async def ensure_streams(js: JetStreamContext, version: str) -> Served:

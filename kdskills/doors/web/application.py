@@ -99,10 +99,8 @@ class RoutesByPath(BaseRoute):
         raise NoMatchFound(name, path_params)
 
 
-class InternalError(OperatorMustAct):
+class InternalError(OperatorMustAct, code="internal_error"):
     """Something broke that nobody foresaw; the log has it under the request's id."""
-
-    code = "internal_error"
 
 
 def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -> FastAPI:

@@ -31,10 +31,8 @@ Authenticate = Callable[[str | None], Awaitable[Identity]]
 _LOG = logging.getLogger("kdskills.http")
 
 
-class Draining(OperatorMustAct):
+class Draining(OperatorMustAct, code="draining"):
     """The service is being stopped and takes no new requests."""
-
-    code = "draining"
 
 
 class Accounted:
@@ -164,10 +162,8 @@ def project_of(path: str) -> str | None:
     return parts[2] if len(parts) > 2 and parts[1] == "projects" else None
 
 
-class BodyTooLarge(CallerMustAct):
+class BodyTooLarge(CallerMustAct, code="body_too_large"):
     """The body has more bytes than are taken."""
-
-    code = "body_too_large"
 
 
 class BodyLimit:

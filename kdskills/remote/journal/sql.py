@@ -56,10 +56,8 @@ PURGE_EVERY_S: Final = 3_600.0
 MICRO: Final = 1_000_000
 
 
-class JournalUnavailable(OperatorMustAct):
+class JournalUnavailable(OperatorMustAct, code="journal_unavailable"):
     """The journal of calls does not answer, or its URL is no database URL."""
-
-    code = "journal_unavailable"
 
 
 def journal_url(state: Path) -> str:

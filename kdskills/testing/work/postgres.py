@@ -18,10 +18,8 @@ PROGRAMS = Path("/usr/lib/postgresql")
 _PATIENCE_S = 120
 
 
-class NoPostgres(OperatorMustAct):
+class NoPostgres(OperatorMustAct, code="postgres_missing"):
     """No PostgreSQL server is installed on this machine."""
-
-    code = "postgres_missing"
 
 
 @dataclass

@@ -250,10 +250,8 @@ LOST: Final = frozenset((-32000, -32001, -32600, -32603))
 """Codes the SDK gives when a connection, a session or an HTTP request failed; a server's own answers have others."""
 
 
-class ServerFailed(OperatorMustAct):
+class ServerFailed(OperatorMustAct, code="mcp_server_failed"):
     """An MCP server does not answer, or answers what cannot be used."""
-
-    code = "mcp_server_failed"
 
 
 class Server(Protocol):
