@@ -19,8 +19,7 @@ from pathlib import Path
 from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
 from kdskills.execution.dirs import discard_tree, private_dir
 from kdskills.execution.request import InputFile, Limits, SkillMount
-from kdskills.skills.digest import tree_digest
-from kdskills.skills.safe_open import TreeEntry, open_file, read_file, walk_tree
+from kdskills.skills.safe_open import TreeEntry, open_file, read_file, tree_digest, walk_tree
 
 MAX_TREE = 512 * 1024 * 1024
 MAX_FILES = 20_000

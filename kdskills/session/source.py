@@ -16,9 +16,8 @@ from kdskills.errors import CallerMustAct, Diagnostic, PolicyUnavailable, StrPat
 from kdskills.session.codes import not_found
 from kdskills.skills.model import Skill
 from kdskills.skills.registry import SkillRegistry
-from kdskills.skills.roots import SkillRoot
+from kdskills.skills.roots import SkillRoot, Snapshot
 from kdskills.skills.selection import Refused, Rules
-from kdskills.skills.snapshot import Snapshot
 from kdskills.turn.export import SubsystemState
 from kdskills.turn.view import SkillView, build_view
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     )
     from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
     from kdskills.skills.registry import SkillRegistry
-    from kdskills.skills.roots import SkillRoot, agent_skill_roots
-    from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot
+    from kdskills.skills.roots import InvalidSkill, RefreshReport, RootState, SkillRoot, Snapshot, agent_skill_roots
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -38,8 +37,7 @@ else:
             ),
             ".parse": "parse_skill parse_skill_bytes validate_skill",
             ".registry": "SkillRegistry",
-            ".roots": "SkillRoot agent_skill_roots",
-            ".snapshot": "InvalidSkill RefreshReport RootState Snapshot",
+            ".roots": "InvalidSkill RefreshReport RootState SkillRoot Snapshot agent_skill_roots",
         },
     )
 

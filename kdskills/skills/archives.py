@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.fields import MAX_NAME, name_problem
+from kdskills.skills.folder import SKILL_FILES
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
-from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
 from kdskills.skills.private_files import make_folder

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
-from kdskills.skills.digest import bytes_digest, rows_digest
 from kdskills.skills.fields import fallback_id
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import (
     COMPACT_FILE,
+    SKILL_FILES,
+    SKILL_YAML,
     SOURCES_FILES,
     TOOLS_FILES,
     ContentReader,
@@ -24,29 +25,183 @@ from kdskills.skills.folder import (
     unusable,
 )
 from kdskills.skills.index import JsonMapping
-from kdskills.skills.listing import (
-    NO_STAMP,
-    RACY_NS,
-    FolderListing,
-    PlainFolder,
-    RootScan,
-    SkillRecord,
-    Subtree,
-    join,
-    list_folder,
-    make_record,
-    newest_of,
-    printable_path,
-    stamp_of,
-    stamps_of,
-    unreadable_note,
-    walk_subtree,
-)
 from kdskills.skills.model import ParsedSkill, SkillTool
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.refs import DEFAULT_NAMESPACE
-from kdskills.skills.roots import SkillRoot
-from kdskills.skills.safe_open import ROOT_FLAGS, open_file_at, open_folder_at, read_descriptor
+from kdskills.skills.roots import PlainFolder, RootScan, SkillRecord, SkillRoot, make_record
+from kdskills.skills.safe_open import (
+    MAX_DEPTH,
+    NO_STAMP,
+    RACY_NS,
+    ROOT_FLAGS,
+    bytes_digest,
+    join,
+    newest_of,
+    open_file_at,
+    open_folder_at,
+    printable_path,
+    read_descriptor,
+    rows_digest,
+    stamp_of,
+    stamps_of,
+)
+
+MAX_FILES = 512
+MAX_BYTES = 16 * 1024 * 1024
+
+_NOT_ENTERED = frozenset({"node_modules", "__pycache__"})
+_NOTED_FILES = frozenset((*SKILL_FILES, *SKILL_YAML, COMPACT_FILE, *SOURCES_FILES, *TOOLS_FILES))
+
+
+def enters(name: str) -> bool:
+    """Whether discovery looks into a folder of this name."""
+    return not name.startswith(".") and name not in _NOT_ENTERED
+
+
+@dataclass(slots=True)
+class FolderListing:
+    """One folder's entries, as far as discovery cares.
+
+    `folders` are sorted; `files` maps the known file names present to whether each is a regular file.
+    `count` and `size` add up the regular files and links directly inside. `skill_file` is `SKILL.md`, else `skill.md`.
+    """
+
+    stamp: bytes
+    folders: list[str]
+    files: dict[str, bool]
+    count: int
+    size: int
+    notes: list[Diagnostic]
+    skill_file: str | None
+
+    @property
+    def yaml_file(self) -> str | None:
+        """A YAML file that looks as if it were meant for a skill file, or None."""
+        return next((name for name in SKILL_YAML if name in self.files), None)
+
+
+def list_folder(descriptor: int, path: str) -> FolderListing:
+    """List an open folder; *path* is its path below the root, for findings. Raises OSError."""
+    stamp = stamp_of(os.fstat(descriptor))
+    folders: list[str] = []
+    files: dict[str, bool] = {}
+    notes: list[Diagnostic] = []
+    count = size = 0
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            name = entry.name
+            if name in _NOTED_FILES:
+                # Of another kind than a file it is still there, and refuses or warns like one that cannot be read.
+                files[name] = entry.is_file(follow_symlinks=False)
+            elif entry.is_dir(follow_symlinks=False):
+                if enters(name):
+                    folders.append(name)
+                continue
+            elif entry.is_symlink():
+                with suppress(OSError):  # a link in a ring, or to where this user may not look: no folder to enter
+                    if entry.is_dir():
+                        if enters(name):
+                            printable = printable_path(join(path, name))
+                            message = f"{printable} is a linked folder and was not entered."
+                            notes.append(Diagnostic("symlink_skipped", "warning", message, printable))
+                        continue
+            count += 1
+            with suppress(FileNotFoundError):  # gone since it was listed; the folder's stamp will tell
+                size += entry.stat(follow_symlinks=False).st_size
+    folders.sort()
+    if notes:
+        notes.sort(key=lambda note: note.path or "")
+    skill_file = next((name for name in SKILL_FILES if name in files), None) if files else None
+    return FolderListing(stamp, folders, files, count, size, notes, skill_file)
+
+
+def unreadable_note(path: str, reason: str | FileRefused | OSError) -> Diagnostic:
+    """Say that a folder was left out because the system would not show it."""
+    printable = printable_path(path) or "."
+    if isinstance(reason, FileRefused):
+        words = reason.__cause__.strerror if isinstance(reason.__cause__, OSError) else None
+        reason = words or "it became something else than a folder while it was looked at"
+    elif isinstance(reason, OSError):
+        reason = reason.strerror or "the system refused"
+    return Diagnostic("unreadable", "warning", f"The folder {printable} cannot be read: {reason}.", printable)
+
+
+@dataclass(slots=True)
+class Subtree:
+    """What a skill's folder owns: the folders below it, the stamps of itself and of these, nested skills, and how much."""
+
+    stamps: bytes = b""
+    below: list[str] = field(default_factory=list)
+    nested: list[str] = field(default_factory=list)
+    notes: list[Diagnostic] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the skill is beyond its bounds, so that looking further is useless."""
+        return self.count > MAX_FILES or self.size > MAX_BYTES or len(self.below) >= MAX_FILES
+
+    def add(self, listing: FolderListing) -> None:
+        """Take in one folder."""
+        self.stamps += listing.stamp
+        self.notes += listing.notes
+        self.count += listing.count
+        self.size += listing.size
+
+
+def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> Subtree:
+    """Look through everything an open skill's folder owns.
+
+    With *nested* deeper skill files are skills of their own, and their folders are left to them.
+    """
+    subtree = Subtree()
+    subtree.add(listing)
+    _descend(descriptor, path, listing.folders, subtree, nested, depth=1)
+    if subtree.over:
+        subtree.notes.append(
+            Diagnostic(
+                "skill_large",
+                "warning",
+                f"The skill has more than {MAX_FILES} files or folders, or more than {MAX_BYTES // 2**20} MiB.",
+                printable_path(path),
+            )
+        )
+    return subtree
+
+
+def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested: bool, depth: int) -> None:
+    for name in names:
+        if subtree.over:
+            return
+        folder_path = join(path, name)
+        if depth > MAX_DEPTH:
+            subtree.notes.append(unreadable_note(folder_path, f"it is deeper than {MAX_DEPTH} folders"))
+            return
+        try:
+            descriptor = open_folder_at(parent, name, folder_path)
+        except FileRefused as refusal:
+            subtree.notes.append(unreadable_note(folder_path, refusal))
+            continue
+        try:
+            listing = list_folder(descriptor, folder_path)
+            subtree.below.append(folder_path)
+            if listing.skill_file is not None:
+                subtree.nested.append(folder_path)
+                if nested:
+                    # Its listing still counts here: without its skill file the folder falls back to this skill.
+                    subtree.stamps += listing.stamp
+                    continue
+                printable = printable_path(join(folder_path, listing.skill_file))
+                message = f"{printable} lies inside another skill and is one of its resources."
+                subtree.notes.append(Diagnostic("nested_skill", "info", message, printable))
+            subtree.add(listing)
+            _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
+        except OSError as error:
+            subtree.notes.append(unreadable_note(folder_path, error))
+        finally:
+            os.close(descriptor)
+
 
 DEEPEST = 6
 

@@ -19,13 +19,20 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
-from kdskills.skills.digest import bytes_digest, rows_digest, tree_digest
 from kdskills.skills.fields import FALSE_WORDS, near_required
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import BOM, MAX_SKILL_BYTES, read_body, trim_body
-from kdskills.skills.listing import RACY_NS, SKILL_FILES, SKILL_YAML, newest_of, printable_path, stamp_of
 from kdskills.skills.model import SkillTool, Verdict
-from kdskills.skills.safe_open import read_file
+from kdskills.skills.safe_open import (
+    RACY_NS,
+    bytes_digest,
+    newest_of,
+    printable_path,
+    read_file,
+    rows_digest,
+    stamp_of,
+    tree_digest,
+)
 from kdskills.skills.yaml_core import (
     Document,
     Fields,
@@ -40,6 +47,8 @@ from kdskills.skills.yaml_core import (
 
 T = TypeVar("T")
 
+SKILL_FILES = ("SKILL.md", "skill.md")
+SKILL_YAML = ("skill.yaml", "skill.yml")
 COMPACT_FILE = "compact.md"
 TOOLS_FILES = ("tools.yaml", "tools.yml")
 SOURCES_FILES = ("sources.yaml", "sources.yml")

@@ -24,10 +24,9 @@ from types import MappingProxyType
 from typing import Any
 
 from kdskills.errors import Diagnostic, StrPath, path_argument
-from kdskills.skills.listing import PlainFolder, RootScan, SkillRecord, make_record
 from kdskills.skills.model import RootKind, Skill, SkillArgument, SkillContent, SkillTool, make_skill
 from kdskills.skills.private_files import private_folder, replace_file
-from kdskills.skills.roots import SkillRoot
+from kdskills.skills.roots import PlainFolder, RootScan, SkillRecord, SkillRoot, make_record
 
 Row = list[Any]
 ContentMaker = Callable[[str, str, tuple[str, ...], tuple[str, ...]], SkillContent]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from kdskills.errors import Diagnostic, StrPath, path_argument
-from kdskills.skills.digest import bytes_digest
 from kdskills.skills.fields import (
     RESERVED_NAMESPACES,
     FieldReader,
@@ -25,6 +24,7 @@ from kdskills.skills.fields import (
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import (
     COMPACT_FILE,
+    SKILL_FILES,
     SOURCES_FILES,
     FolderParts,
     LazyContent,
@@ -34,7 +34,6 @@ from kdskills.skills.folder import (
     read_sources,
 )
 from kdskills.skills.frontmatter import read_frontmatter
-from kdskills.skills.listing import SKILL_FILES
 from kdskills.skills.model import (
     ParsedSkill,
     RootKind,
@@ -45,7 +44,7 @@ from kdskills.skills.model import (
     make_skill,
 )
 from kdskills.skills.refs import DEFAULT_NAMESPACE
-from kdskills.skills.safe_open import is_folder
+from kdskills.skills.safe_open import bytes_digest, is_folder
 from kdskills.skills.yaml_core import to_python
 
 FrontmatterForm = Callable[[dict[str, Any]], Mapping[str, Any]]

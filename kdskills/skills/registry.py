@@ -10,15 +10,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from kdskills.errors import CallerMustAct, Diagnostic, StrPath
 from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits, SkillLoader
 from kdskills.skills.folder import ContentReader
 from kdskills.skills.index import IndexStore
-from kdskills.skills.listing import RootScan
 from kdskills.skills.model import Skill
-from kdskills.skills.roots import SkillRoot, order_roots
-from kdskills.skills.snapshot import InvalidSkill, RefreshReport, RootState, Snapshot, Winner, merge
+from kdskills.skills.roots import (
+    InvalidSkill,
+    RefreshReport,
+    RootScan,
+    RootState,
+    SkillRecord,
+    SkillRoot,
+    Snapshot,
+    order_roots,
+)
+from kdskills.skills.safe_open import join, printable_path
 
 Check = Callable[[Skill], Iterable[Diagnostic]]
 
@@ -64,6 +73,53 @@ def _judge(skill: Skill, findings: tuple[Diagnostic, ...]) -> _Judged:
         return _Judged(skill, None, findings)
     told = replace(skill, diagnostics=(*skill.diagnostics, *findings)) if findings else skill
     return _Judged(skill, told, findings)
+
+
+class Winner(NamedTuple):
+    """The record that answers to a full id, and its root."""
+
+    record: SkillRecord
+    root: SkillRoot
+
+    @property
+    def path(self) -> str:
+        """The skill file, posix and relative to the root."""
+        return printable_path(join(self.record.path, self.record.files[0]))
+
+    def refused(self, extra: tuple[Diagnostic, ...] = ()) -> InvalidSkill:
+        """Return the winner as a refused skill."""
+        findings = (*self.record.diagnostics, *extra)
+        return InvalidSkill(self.record.full_id, self.path, self.root, findings, self.record.digest)
+
+
+def merge(scans: Sequence[tuple[SkillRoot, RootScan]]) -> tuple[dict[str, Winner], list[Diagnostic]]:
+    """Join the scans of all roots, weakest first; return winners by full id, unsorted, and every finding so far.
+
+    The last root wins a full id and replaces the whole skill, also when its own skill was refused; within a root the
+    later path wins.
+    """
+    winners: dict[str, Winner] = {}
+    diagnostics: list[Diagnostic] = []
+    for root, scan in scans:
+        diagnostics += scan.notes
+        for folder in scan.folders.values():
+            diagnostics += folder.notes
+        for record in scan.skills.values():
+            diagnostics += record.notes
+            diagnostics += record.diagnostics
+            name, winner = record.full_id, Winner(record, root)
+            loser = winners.get(name)
+            winners[name] = winner
+            if loser is not None and loser.root is root:
+                message = f"{loser.path} and {winner.path} are both {name}; the later one is used."
+                diagnostics.append(Diagnostic("duplicate_id", "warning", message, winner.path, ref=name))
+            elif loser is not None:
+                message = (
+                    f"{name} of the root {root.label} ({winner.path}) replaces the one of {loser.root.label} "
+                    f"({loser.path})."
+                )
+                diagnostics.append(Diagnostic("skill_overridden", "info", message, winner.path, ref=name))
+    return winners, diagnostics
 
 
 class SkillRegistry:

@@ -1,22 +1,101 @@
-"""Where skills come from: roots, their order, those of other agents, and roots whose skills lie elsewhere."""
+"""Where skills come from: roots, their order, those of other agents, and roots whose skills lie elsewhere.
+
+Then what is found there: the record of a skill's folder, the scan of a root, and the snapshot of all roots at one moment.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
-from kdskills.skills.model import RootKind, Skill
+from kdskills.skills.model import RootKind, Skill, maker_of
 from kdskills.skills.refs import DEFAULT_NAMESPACE
-from kdskills.skills.safe_open import is_folder
+from kdskills.skills.safe_open import STAMP, is_folder, rows_digest
 
-if TYPE_CHECKING:
-    from kdskills.skills.listing import RootScan
+
+@dataclass(frozen=True, slots=True)
+class PlainFolder:
+    """A folder on the way to skills: which folders below were entered, and what was noted in it."""
+
+    stamp: bytes
+    children: tuple[str, ...]
+    notes: tuple[Diagnostic, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SkillRecord:
+    """A skill's folder as last seen, and what was made of it.
+
+    Attributes:
+        path: The folder, posix and relative to the root.
+        layout_namespace: The namespace the layout gave it.
+        below: Folders entered below it, relative to the root.
+        files: The skill file, then its companions, by name.
+        digests: The digest of each of `files`; empty for one that was not read (a link, too large, unreadable).
+        stamps: Of the folder, `below` and `files`, packed one after the other.
+        newest: The latest modification time in `stamps`.
+        nested: Folders below with skill files of their own.
+        notes: Findings of the walk, not of the parser.
+        full_id: What the skill is known as, refused or not.
+        skill: The skill, or None when it was refused.
+        diagnostics: The parser's findings.
+    """
+
+    path: str
+    layout_namespace: str
+    below: tuple[str, ...]
+    files: tuple[str, ...]
+    digests: tuple[str, ...]
+    stamps: bytes
+    newest: int
+    nested: tuple[str, ...]
+    notes: tuple[Diagnostic, ...]
+    full_id: str
+    skill: Skill | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the skill file."""
+        return self.digests[0]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of `files`."""
+        return [stamp[0] for stamp in STAMP.iter_unpack(self.stamps[-STAMP.size * len(self.files) :])]
+
+
+make_record = maker_of(SkillRecord)
+"""Makes a `SkillRecord` as `SkillRecord(…)` does, for who makes thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootScan:
+    """Everything found in one root.
+
+    Attributes:
+        checked_at: When the scan began. A stamp whose modification time is later than two seconds before proves
+            nothing, for the file may have changed again within the same tick of the clock.
+        folders: Folders on the way, by path; "" is the root.
+        skills: Skill folders by path, in the order they were met, which is sorted part by part.
+        notes: Findings about the root as a whole.
+        digest: The root's digest.
+        present: Whether the root was there.
+    """
+
+    checked_at: int
+    folders: dict[str, PlainFolder]
+    skills: dict[str, SkillRecord]
+    notes: tuple[Diagnostic, ...]
+    digest: str
+    present: bool
 
 
 class Listing(Protocol):
@@ -229,3 +308,68 @@ def _upwards(start: Path) -> list[Path]:
         if os.path.lexists(folder / ".git"):
             return chain[:count][::-1]
     return [start]
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidSkill:
+    """A skill that is there but was refused at load; it keeps hiding a weaker root's skill of the same id.
+
+    `path` is posix and relative to the root.
+    """
+
+    full_id: str
+    path: str
+    root: SkillRoot
+    diagnostics: tuple[Diagnostic, ...]
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RootState:
+    """A root as it was found: the digest over its skill files and companions, and whether it was there at all."""
+
+    root: SkillRoot
+    digest: str
+    present: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All skills of all roots at one moment.
+
+    Attributes:
+        skills: Usable skills by full id, sorted; immutable.
+        invalid: Refused skills by full id, sorted; never in `skills` too.
+        diagnostics: Every finding: roots first, then skills in the order of roots and paths.
+        roots: The roots in order, weakest first.
+        origins: Root of each full id in `skills`.
+        generation: Grows by one with each change.
+        built_at: Nanoseconds since the epoch.
+    """
+
+    skills: Mapping[str, Skill]
+    invalid: Mapping[str, InvalidSkill]
+    diagnostics: tuple[Diagnostic, ...]
+    roots: tuple[RootState, ...]
+    origins: Mapping[str, SkillRoot]
+    generation: int
+    built_at: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest over the roots' digests and the winner of each full id: what a fingerprint is made of."""
+        rows = [["root", state.root.label, state.root.kind, state.root.uri, state.digest] for state in self.roots]
+        rows += [["skill", name, self.origins[name].uri, skill.digest] for name, skill in self.skills.items()]
+        rows += [["invalid", name, entry.root.uri, entry.digest] for name, entry in self.invalid.items()]
+        return rows_digest(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshReport:
+    """What a refresh found, as sorted full ids; `diagnostics` are those of the new snapshot."""
+
+    added: tuple[str, ...]
+    changed: tuple[str, ...]
+    removed: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
+    generation: int

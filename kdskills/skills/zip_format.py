@@ -21,8 +21,7 @@ from types import MappingProxyType
 from typing import BinaryIO, Final, NamedTuple
 
 from kdskills.errors import CallerMustAct, Diagnostic, FileRefused
-from kdskills.skills.digest import file_digest, rows_digest
-from kdskills.skills.safe_open import open_file, walk_tree
+from kdskills.skills.safe_open import file_digest, open_file, rows_digest, walk_tree
 
 MIB = 1024 * 1024
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import DescriptorError, PolicyUnavailable, StrPath, path_argument
-from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import RootKind, Skill
 from kdskills.skills.refs import INTERNAL_NAMESPACE
-from kdskills.skills.roots import SkillRoot, far_content
+from kdskills.skills.roots import SkillRoot, Snapshot, far_content
+from kdskills.skills.safe_open import rows_digest
 from kdskills.skills.selection import STEP_OF, KnownSkills
-from kdskills.skills.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import jinja2

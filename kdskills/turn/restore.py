@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing, StrPath
-from kdskills.skills.digest import bytes_digest, tree_digest
 from kdskills.skills.folder import (
     COMPACT_FILE,
     SOURCES_FILES,
@@ -26,8 +25,8 @@ from kdskills.skills.folder import (
 )
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_parts
-from kdskills.skills.roots import SkillRoot
-from kdskills.skills.snapshot import RefreshReport, RootState, Snapshot
+from kdskills.skills.roots import RefreshReport, RootState, SkillRoot, Snapshot
+from kdskills.skills.safe_open import bytes_digest, tree_digest
 from kdskills.turn.export import BUNDLE, Export, ExportedSkill, is_export, locate, read_export, remap_mounts, split_uri
 from kdskills.turn.subsystem import Activation, SkillsSubsystem, SubsystemSource
 

@@ -17,9 +17,8 @@ from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import ContextOrder, Diagnostic, NoActiveSkills, StrPath
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
-from kdskills.skills.roots import SkillRoot, order_roots
+from kdskills.skills.roots import RefreshReport, SkillRoot, Snapshot, order_roots
 from kdskills.skills.selection import EMPTY, tool_ids
-from kdskills.skills.snapshot import RefreshReport, Snapshot
 from kdskills.turn.export import Exported, SubsystemState, export_view, place_roots
 from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 

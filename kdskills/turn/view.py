@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from kdskills.errors import Diagnostic
-from kdskills.skills.digest import rows_digest
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.refs import INTERNAL_NAMESPACE, compile_rules, is_number, parse_ref, quoted
 from kdskills.skills.roots import far_content
+from kdskills.skills.safe_open import rows_digest
 from kdskills.skills.selection import (
     By,
     Closure,

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from kdskills.bundle import AgentRules
-from kdskills.skills import discovery, fields, folder, frontmatter, index, listing, refs
+from kdskills.skills import discovery, fields, folder, frontmatter, index, refs
 from kdskills.skills.refs import MOST_SAID
 from kdskills.skills.yaml_core import YamlLimits
 from kdskills.sources import rows, tokens
@@ -26,10 +26,10 @@ KIB, MIB = 1024, 1024 * 1024
         ((folder.MAX_COMPACT_BYTES, folder.MAX_SOURCES_BYTES), (256 * KIB, MIB)),
         (folder.MAX_SOURCES_ROWS, 2_000),
         ((discovery.ScanLimits().folders, discovery.ScanLimits().skills), (50_000, 20_000)),
-        ((listing.MAX_FILES, listing.MAX_BYTES), (512, 16 * MIB)),
+        ((discovery.MAX_FILES, discovery.MAX_BYTES), (512, 16 * MIB)),
         (discovery.DEEPEST, 6),
         (folder.CACHE_BYTES, 16 * MIB),
-        (listing.RACY_NS, 2_000_000_000),
+        (discovery.RACY_NS, 2_000_000_000),
         (refs.DEFAULT_NAMESPACE, "public"),
         (rows.MAX_FIELD, 64 * KIB),
         ((tokens.MAX_ITEMS, tokens.MAX_INLINE_CODE, tokens.MAX_FREE_RANGE), (200, 2_000, 1_000)),

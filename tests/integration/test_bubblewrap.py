@@ -16,7 +16,7 @@ from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, Handle, InputFile, Limits, ScriptCall, SkillMount
 from kdskills.execution.protocol import ExecutionOptions
-from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import tree_digest
 
 pytestmark = pytest.mark.needs("bubblewrap")
 

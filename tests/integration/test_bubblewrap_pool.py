@@ -17,7 +17,7 @@ from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, IsolationLevel, Limits, SkillMount
 from kdskills.execution import bwrap as pool_module
 from kdskills.execution.cgroup import find_parent
-from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import tree_digest
 from kdskills.testing.executors import conformance
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("pool")]

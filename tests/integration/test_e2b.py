@@ -19,7 +19,7 @@ from kdskills.builtin.executors.e2b import E2bExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, InputFile, Limits, Owner, SkillMount
 from kdskills.execution.protocol import ExecutionOptions
-from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import tree_digest
 from kdskills.testing.e2b_server import E2bServer
 
 pytestmark = pytest.mark.needs("e2b")

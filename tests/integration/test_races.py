@@ -19,8 +19,7 @@ from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, Limits,
 from kdskills.execution.check import compile_glob
 from kdskills.execution.collect import collect
 from kdskills.execution.stage import read_inputs, stage_skill
-from kdskills.skills.digest import tree_digest
-from kdskills.skills.safe_open import read_file
+from kdskills.skills.safe_open import read_file, tree_digest
 
 SECONDS = 3.0
 LONG = 80.0

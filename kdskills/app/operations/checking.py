@@ -21,9 +21,10 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
 from kdskills.skills import parse_skill, validate_skill
+from kdskills.skills.discovery import enters, unreadable_note
 from kdskills.skills.fix import apply_fix, plan_fix
-from kdskills.skills.listing import SKILL_FILES, SKILL_YAML, enters, printable_path, unreadable_note
-from kdskills.skills.safe_open import is_folder
+from kdskills.skills.folder import SKILL_FILES, SKILL_YAML
+from kdskills.skills.safe_open import is_folder, printable_path
 from kdskills.turn.near_names import rule_findings
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from kdskills.app.identity import TokenLimits, own_client
 from kdskills.app.operations.calling import require_allowed
 from kdskills.app.operations.models import Finding, Input, Output, PageInput, PageOutput, ProjectInput, page_by_time
 from kdskills.errors import BadRequest, Conflict, NotFound
-from kdskills.skills.digest import rows_digest
 from kdskills.skills.roots import ApprovedListing
+from kdskills.skills.safe_open import rows_digest
 from kdskills.storage.database import utc_now
 
 if TYPE_CHECKING:

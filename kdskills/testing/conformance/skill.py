@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import tree_digest
 
 SKILL_MD = "---\nname: small\ndescription: A skill for checks.\n---\nDo little.\n"
 SAY_SH = '#!/bin/sh\nprintf "%s|%s|%s\\n" "$1" "$2" "$3"\n'

@@ -12,7 +12,7 @@ from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.request import InputFile, Limits, SkillMount
 from kdskills.execution.stage import locked, read_inputs, stage_skill
-from kdskills.skills.digest import tree_digest
+from kdskills.skills.safe_open import tree_digest
 
 
 @pytest.fixture

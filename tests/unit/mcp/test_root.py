@@ -10,8 +10,7 @@ import pytest
 from kdskills.builtin.roots.mcp.wire import ServerFailed
 from kdskills.errors import FileRefused, ToolCallRefused
 from kdskills.session import SkillRuntime, allow, deny
-from kdskills.skills.roots import far_content
-from kdskills.skills.snapshot import InvalidSkill
+from kdskills.skills.roots import InvalidSkill, far_content
 
 
 def codes(far, full_id):
@@ -221,7 +220,7 @@ def test_materialized(far, server):
     """A run gets a folder of checked files, which is gone afterwards."""
     server.put("skill://a/tidy", scripts__run_py=b"print(1)")
     skill = far(server).subsystem.registry["mcp-acme.tidy"]
-    from kdskills.skills.digest import tree_digest
+    from kdskills.skills.safe_open import tree_digest
 
     with far_content(skill).materialized() as folder:
         assert (folder / "scripts" / "run_py").read_bytes() == b"print(1)"

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from kdskills.errors import RootChanged, RootMissing
-from kdskills.skills.digest import bytes_digest
 from kdskills.skills.folder import ContentRead, ContentReader
+from kdskills.skills.safe_open import bytes_digest
 
 
 class Decoder:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from kdskills.errors import FileRefused
-from kdskills.skills.digest import bytes_digest, rows_digest, tree_digest
+from kdskills.skills.safe_open import bytes_digest, rows_digest, tree_digest
 
 
 def test_a_digest_is_sha256_with_its_prefix():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdskills.skills import discovery, listing
+from kdskills.skills import discovery
 from kdskills.skills.discovery import ScanLimits
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
@@ -442,7 +442,7 @@ def test_listing_counts_what_is_there(tmp_path):
     (tmp_path / "sub").mkdir()
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        got = listing.list_folder(descriptor, "")
+        got = discovery.list_folder(descriptor, "")
     finally:
         os.close(descriptor)
     assert (got.count, got.size, got.folders, got.files) == (3, 3 + 2 + len("data"), ["sub"], {"SKILL.md": True})
@@ -451,7 +451,7 @@ def test_listing_counts_what_is_there(tmp_path):
 def test_a_folder_that_cannot_be_read_is_named_with_the_systems_reason(tmp_path):
     """What a person can act on stands in the finding: the folder and why the system refused."""
     from kdskills.errors import FileRefused
-    from kdskills.skills.listing import unreadable_note
+    from kdskills.skills.discovery import unreadable_note
 
     refusal = FileRefused("x", code="unreadable")
     refusal.__cause__ = PermissionError(13, "Permission denied")

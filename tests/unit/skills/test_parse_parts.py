@@ -8,10 +8,10 @@ import pytest
 
 from kdskills.errors import Diagnostic
 from kdskills.skills import SkillTool
-from kdskills.skills.digest import bytes_digest
 from kdskills.skills.findings import FileFindings, code_row
 from kdskills.skills.folder import LazyContent
 from kdskills.skills.parse import parse_parts
+from kdskills.skills.safe_open import bytes_digest
 
 
 def test_facts_of_the_place_are_taken_over(plain: bytes) -> None:

@@ -25,13 +25,12 @@ from urllib.parse import quote, unquote
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
 from kdskills.skills import Skill
-from kdskills.skills.digest import rows_digest
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
-from kdskills.skills.listing import NO_STAMP, RootScan, SkillRecord
 from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.private_files import make_folder, open_private, private_folder, write_private
-from kdskills.skills.roots import SetChange
+from kdskills.skills.roots import RootScan, SetChange, SkillRecord
+from kdskills.skills.safe_open import NO_STAMP, rows_digest
 from kdskills.skills.yaml_core import to_python
 
 SKILL_FILE: Final = "SKILL.md"
