@@ -188,22 +188,13 @@ class Sessions:
         return {"status": "deleted", "sessionId": session_id}
 
     async def _list_turns(self, session_id: str) -> list[WatchedTurn]:
-        turns: list[WatchedTurn] = []
-        cursor: Any = None
         try:
-            while True:
-                page = {"cursor": cursor} if cursor is not None else {}
-                answer = await self._server.request("thread/turns/list", threadId=session_id, limit=_PAGE, **page)
-                turns.extend(turn_record(turn) for turn in answer.get("data") or [] if isinstance(turn, dict))
-                cursor = answer.get("nextCursor")
-                if cursor is None:
-                    return turns[::-1]
-        except AppServerError as problem:
-            if without_history(problem):
-                return []
-            if not unknown_method(problem):
-                raise
-        try:
+            try:
+                pages = self._server.pages("thread/turns/list", threadId=session_id, limit=_PAGE)
+                return [turn_record(turn) async for turn in pages if isinstance(turn, dict)][::-1]
+            except AppServerError as problem:
+                if without_history(problem) or not unknown_method(problem):
+                    raise
             answer = await self._server.request("thread/read", threadId=session_id, includeTurns=True)
         except AppServerError as problem:
             if without_history(problem):
@@ -312,11 +303,7 @@ class Waits:
             if seconds_left <= 0:
                 raise WaitTimeoutError(f"the turn did not end within {timeout_seconds:g} s", turn_id=turn_id)
             seconds = min(seconds_left, max(interval_seconds, 0.01))
-            watched = self._server.threads.get(session_id).turns.get(turn_id)
-            if watched is None:
-                await asyncio.sleep(seconds)
-            else:
-                await self._server.threads.until(partial(self._settled, watched), seconds)
+            await self._server.threads.until(partial(self._settled, turn), seconds)
 
     async def _turn(self, session_id: str, turn_id: str) -> WatchedTurn | None:
         watched = self._server.threads.get(session_id).turns.get(turn_id)
@@ -327,8 +314,8 @@ class Waits:
         turns = await self._sessions.turns(session_id)
         return next((turn for turn in turns if turn.id == turn_id), None)
 
-    def _settled(self, turn: WatchedTurn) -> bool:
-        return turn.status in ENDED or self._server.disconnected
+    def _settled(self, turn: WatchedTurn | None) -> bool:
+        return self._server.disconnected or (turn is not None and turn.status in ENDED)
 
 
 MAX_WAITING = 10_000
@@ -381,18 +368,17 @@ class Signals:
 
     def close(self) -> None:
         """Stop listening."""
-        self._stream.remove(self)
+        self._stream.readers.discard(self)
         self._queue.put_nowait(None)
 
     def offer(self, signal: AppServerSignal | None) -> None:
-        """Take a signal of this session; None is the end."""
-        if signal is not None and self._session_id is not None:
-            address = signal.session["id"] if signal.session else None
-            if address != self._session_id:
+        """Take a signal if it is of this session; None is the end."""
+        if signal is not None:
+            if self._session_id not in (None, (signal.session or {}).get("id")):
                 return
-        if signal is not None and self._queue.qsize() >= MAX_WAITING:
-            self._queue.get_nowait()
-            self.dropped += 1
+            if self._queue.qsize() >= MAX_WAITING:
+                self._queue.get_nowait()
+                self.dropped += 1
         self._queue.put_nowait(signal)
 
 
@@ -400,47 +386,24 @@ class SignalStream:
     """`client.stream`: distributes signals to all readers."""
 
     def __init__(self) -> None:
-        self._readers: list[Signals] = []
+        self.readers: set[Signals] = set()
 
     def signals(self, session_id: str | None = None) -> Signals:
         """Listen to one session, or to all; iterate over what is returned, and close it."""
         reader = Signals(self, session_id)
-        self._readers.append(reader)
+        self.readers.add(reader)
         return reader
 
-    def publish(self, signal: AppServerSignal) -> None:
-        """Offer a signal to every reader."""
-        for reader in list(self._readers):
+    def publish(self, signal: AppServerSignal | None) -> None:
+        """Offer a signal to every reader; None tells that the connection ended."""
+        for reader in list(self.readers):
             reader.offer(signal)
-
-    def end(self) -> None:
-        """Tell every reader that the connection ended."""
-        for reader in list(self._readers):
-            reader.offer(None)
-
-    def remove(self, reader: Any) -> None:
-        """Forget a reader."""
-        if reader in self._readers:
-            self._readers.remove(reader)
 
 
 OnCall = Callable[[AppServerSignal], Awaitable[object] | object]
 OnTurnEnded = Callable[[str, str, str], Awaitable[None]]
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-
-
-def _prepare(home: Path) -> None:
-    """Create the home if it is missing, and undo changes that a crash interrupted there.
-
-    Raises:
-        AppServerGone: The folder cannot be created.
-    """
-    try:
-        make_folder(home)
-        rollout.mend_home(home)
-    except OSError as problem:
-        raise AppServerGone(f"{home} cannot be a home: {problem.strerror or problem}", home=str(home)) from problem
 
 
 class AsyncAppServerClient:
@@ -505,7 +468,12 @@ class AsyncAppServerClient:
         command = app_server_command(shutil.which(binary, path=environment.get("PATH")) or binary, config)
 
         async def connector() -> Transport:
-            await asyncio.to_thread(_prepare, home_path)
+            try:
+                await asyncio.to_thread(make_folder, home_path)
+                await asyncio.to_thread(rollout.mend_home, home_path)  # undoes changes that a crash interrupted there
+            except OSError as problem:
+                words = f"{home_path} cannot be a home: {problem.strerror or problem}"
+                raise AppServerGone(words, home=str(home_path)) from problem
             return await StdioTransport.spawn(command, env=environment, cwd=cwd)
 
         return await cls._open(AppServer(connector, options, local=True, owned=True), options)
@@ -518,10 +486,7 @@ class AsyncAppServerClient:
             AppServerGone: The server cannot be reached.
         """
         options = ClientOptions(**opts)
-
-        async def connector() -> Transport:
-            return await WebsocketTransport.connect(url, token=token)
-
+        connector = partial(WebsocketTransport.connect, url, token=token)
         local = urlsplit(url).hostname in _LOOPBACK
         return await cls._open(AppServer(connector, options, local=local, owned=False), options)
 
@@ -537,7 +502,7 @@ class AsyncAppServerClient:
         if not broken:
             return
         try:
-            loaded = await self.server.loaded()
+            loaded = [thread_id async for thread_id in self.server.pages("thread/loaded/list")]
         except AppServerError:
             return  # without that list, any of these threads may be open
         for path in broken:
@@ -608,7 +573,7 @@ class AsyncAppServerClient:
     async def close(self) -> None:
         """Close the connection; an owned server is stopped. May be called twice."""
         await self.server.close()
-        self.stream.end()
+        self.stream.publish(None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -633,7 +598,7 @@ class AsyncAppServerClient:
     def _take_event(self, method: str, params: JsonObject) -> None:
         self.stream.publish(signal_of(method, params))
         if method == "connection/closed":
-            self.stream.end()
+            self.stream.publish(None)
         turn, thread_id = params.get("turn"), params.get("threadId")
         if method == "turn/completed" and isinstance(turn, dict) and isinstance(thread_id, str):
             work = self._turn_ended(thread_id, str(turn.get("id")), str(turn.get("status")))

@@ -10,23 +10,13 @@ import contextlib
 import json
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_args
 
 from kdskills.errors import BadRequest
-from kdskills.remote.client.wire import (
-    METHOD_NOT_FOUND,
-    Notification,
-    Peer,
-    PendingCall,
-    PendingCalls,
-    Request,
-    Transport,
-    new_epoch,
-)
+from kdskills.remote.client.wire import METHOD_NOT_FOUND, Peer, PendingCall, PendingCalls, RawId, Transport
 from kdskills.remote.names import DISPATCHER_TOOL
 from kdskills.remote.ports import AppServerError, AppServerGone, CallJournal, JsonObject, ServerProfile
 
@@ -71,65 +61,6 @@ class ReconnectBudget:
         pause = min(self._pause, self.seconds_left(now))
         self._pause = min(self._pause * 2, LONGEST_PAUSE_S)
         return pause
-
-
-class Reconnector:
-    """Reconnects by itself after a loss, while the budget lasts (0 s: not at all); used on one event loop only."""
-
-    def __init__(
-        self, seconds: float, disconnected: Callable[[], bool], attempt: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._seconds = seconds
-        self._disconnected = disconnected
-        self._attempt = attempt
-        self._budget = ReconnectBudget(seconds)
-        self._task: asyncio.Task[None] | None = None
-        self._failure = ""
-
-    @property
-    def active(self) -> bool:
-        """Whether attempts are being made."""
-        return self._task is not None and not self._task.done()
-
-    def words(self) -> str:
-        """Return the end of the error message for requests while there is no connection."""
-        return "; the client is reconnecting, try again in a moment" if self.active else self._failure
-
-    def forget(self) -> None:
-        """Start a new budget, because the program itself reconnects."""
-        self._budget, self._failure = ReconnectBudget(self._seconds), ""
-
-    def opened(self) -> None:
-        """Record that a connection was opened."""
-        self._budget.opened(asyncio.get_running_loop().time())
-        self._failure = ""
-
-    def lost(self) -> None:
-        """Record that a connection was lost, and start to reconnect if there is a budget."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._budget.lost(now)
-        if not self.active and self._budget.seconds_left(now) > 0:
-            self._task = loop.create_task(self._reconnect(), name="kdskills-app-server-return")
-
-    async def stop(self) -> None:
-        """Stop reconnecting."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-
-    async def _reconnect(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._disconnected():
-            try:
-                async with asyncio.timeout(max(LEAST_ATTEMPT_S, self._budget.seconds_left(loop.time()))):
-                    await self._attempt()
-            except (AppServerError, AppServerGone, TimeoutError) as problem:
-                if self._budget.seconds_left(loop.time()) <= 0:
-                    last = str(problem) or "no answer in time"
-                    self._failure = f"; reconnecting was given up after {self._seconds:g} s: {last}"
-                    return
-                await asyncio.sleep(self._budget.pause(loop.time()))
 
 
 Strategy = Literal["auto", "native", "reload", "dispatcher", "successor"]
@@ -209,15 +140,10 @@ def toml(value: Any) -> str:
     raise BadRequest(f"a configuration value is text, a number, a bool, a list or a mapping, not {kind}")
 
 
-def camel(name: str) -> str:
-    """Return a snake_case keyword as the server's camelCase; other names stay."""
-    head, *tail = name.split("_")
-    return head + "".join(part[:1].upper() + part[1:] for part in tail) if head else name
-
-
 def camel_keys(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keywords as the server's params."""
-    return {camel(key): value for key, value in keywords.items()}
+    """Return snake_case keywords as the server's camelCase params; other names stay."""
+    names = (key if key.startswith("_") else re.sub("_+(.?)", lambda part: part[1].upper(), key) for key in keywords)
+    return dict(zip(names, keywords.values(), strict=True))
 
 
 MAX_TURNS = 512
@@ -248,19 +174,18 @@ class WatchedThread:
     id: str
     subscribed: bool = False  # whether this connection receives its notifications
     active_turn: str | None = None
-    turns: OrderedDict[str, WatchedTurn] = field(default_factory=OrderedDict)  # oldest first
+    turns: dict[str, WatchedTurn] = field(default_factory=dict)  # oldest first
     path: str | None = None  # its rollout file, once known
     info: JsonObject = field(default_factory=dict)  # the server's newest description
     closings: int = 0  # how often it was closed (unloaded)
     compactions: int = 0  # how often its history was compacted
-    ended_turns: int = 0
 
     def turn(self, turn_id: str) -> WatchedTurn:
         """Return a turn's record, creating it where needed."""
         if turn_id not in self.turns:
             self.turns[turn_id] = WatchedTurn(turn_id)
             while len(self.turns) > MAX_TURNS:
-                self.turns.popitem(last=False)
+                del self.turns[next(iter(self.turns))]
         return self.turns[turn_id]
 
 
@@ -270,7 +195,7 @@ class WatchedThreads:
     def __init__(self) -> None:
         self._threads: dict[str, WatchedThread] = {}
         self.to_resume: dict[str, None] = {}  # subscribed when a connection was lost, not resumed since
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._change = asyncio.Event()
 
     def get(self, thread_id: str) -> WatchedThread:
         """Return a thread's record, creating it where needed."""
@@ -293,8 +218,7 @@ class WatchedThreads:
         thread.path = info.get("path") or thread.path
         if subscribed is not None:
             thread.subscribed = subscribed
-        self._status(thread, info.get("status"))
-        self.changed()
+        self.note("thread/status/changed", {"threadId": thread.id, "status": info.get("status")})
         return thread
 
     def connection_lost(self) -> None:
@@ -308,26 +232,32 @@ class WatchedThreads:
         self.changed()
 
     def note(self, method: str, params: JsonObject) -> None:
-        """Update the state from a notification."""
+        """Update the state from a notification; parts of another shape than expected change nothing."""
         thread_id = params.get("threadId")
         if not isinstance(thread_id, str):
             return
         thread = self.get(thread_id)
-        match method:
-            case "turn/started":
-                turn = params.get("turn")
-                if isinstance(turn, dict) and isinstance(turn.get("id"), str):
-                    self.begin_turn(thread_id, turn)
-            case "turn/completed":
-                self._completed(thread, params.get("turn"))
-            case "item/completed":
-                self._item(thread, params)
-            case "thread/status/changed":
-                self._status(thread, params.get("status"))
-            case "thread/closed":
+        match {**params, "method": method}:
+            case {"method": "turn/started", "turn": {"id": str()} as turn}:
+                self.begin_turn(thread_id, turn)
+            case {"method": "turn/completed", "turn": {"id": str(ended_id)} as turn}:
+                record = thread.turn(ended_id)
+                record.status = str(turn["status"]) if turn.get("status") in ENDED else "completed"
+                record.error = turn.get("error")
+                if thread.active_turn == record.id:
+                    thread.active_turn = None
+            case {"method": "item/completed", "item": {"type": kind} as item}:
+                message, turn_id = item_message(item), params.get("turnId")
+                if message is not None and isinstance(turn_id, str):
+                    thread.turn(turn_id).messages.append(message)
+                thread.compactions += kind == "contextCompaction"
+            case {"method": "thread/status/changed", "status": {"type": "idle" | "notLoaded" | "systemError" as kind}}:
+                thread.active_turn = None
+                thread.subscribed &= kind != "notLoaded"
+            case {"method": "thread/closed"}:
                 thread.closings += 1
                 thread.subscribed, thread.active_turn = False, None
-            case "thread/compacted":
+            case {"method": "thread/compacted"}:
                 thread.compactions += 1
             case _:
                 return
@@ -344,50 +274,16 @@ class WatchedThreads:
 
     def changed(self) -> None:
         """Wake all tasks that wait for a change."""
-        waiters, self._waiters = self._waiters, set()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        change, self._change = self._change, asyncio.Event()
+        change.set()
 
     async def until(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait until the condition is true; return False on a timeout."""
-        loop = asyncio.get_running_loop()
-        end = None if timeout_s is None else loop.time() + timeout_s
-        while not condition():
-            seconds_left = None if end is None else end - loop.time()
-            if seconds_left is not None and seconds_left <= 0:
-                return False
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait({waiter}, timeout=seconds_left)
-            finally:
-                self._waiters.discard(waiter)
-        return True
-
-    def _completed(self, thread: WatchedThread, turn: Any) -> None:
-        if not isinstance(turn, dict) or not isinstance(turn.get("id"), str):
-            return
-        record = thread.turn(turn["id"])
-        record.status = str(turn["status"]) if turn.get("status") in ENDED else "completed"
-        record.error = turn.get("error")
-        thread.ended_turns += 1
-        if thread.active_turn == record.id:
-            thread.active_turn = None
-
-    def _item(self, thread: WatchedThread, params: JsonObject) -> None:
-        item, turn_id = params.get("item"), params.get("turnId")
-        if isinstance(turn_id, str) and isinstance(item, dict) and (message := item_message(item)) is not None:
-            thread.turn(turn_id).messages.append(message)
-        if isinstance(item, dict) and item.get("type") == "contextCompaction":
-            thread.compactions += 1
-
-    def _status(self, thread: WatchedThread, status: Any) -> None:
-        kind = status.get("type") if isinstance(status, dict) else None
-        if kind in ("idle", "notLoaded", "systemError"):
-            thread.active_turn = None
-        if kind == "notLoaded":
-            thread.subscribed = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not condition():
+                    await self._change.wait()
+        return condition()
 
 
 def item_message(item: JsonObject) -> JsonObject | None:
@@ -403,12 +299,10 @@ def item_message(item: JsonObject) -> JsonObject | None:
 
 def turn_record(turn: JsonObject) -> WatchedTurn:
     """Return a turn as the server lists it."""
-    record = WatchedTurn(str(turn.get("id")), str(turn.get("status") or "inProgress"), turn.get("error"))
-    items = turn.get("items")
-    for item in items if isinstance(items, list) else []:
-        if isinstance(item, dict) and (message := item_message(item)) is not None:
-            record.messages.append(message)
-    return record
+    items = turn["items"] if isinstance(turn.get("items"), list) else []
+    messages = [item_message(item) for item in items if isinstance(item, dict)]
+    status = str(turn.get("status") or "inProgress")
+    return WatchedTurn(str(turn.get("id")), status, turn.get("error"), [m for m in messages if m is not None])
 
 
 TOOL_CALL = "item/tool/call"
@@ -448,12 +342,12 @@ class AppServer:
         self.on_event: Callable[[str, JsonObject], None] | None = None
         self.transport: Transport | None = None
         self._peer: Peer | None = None
-        self.pending = PendingCalls(new_epoch())
+        self.pending = PendingCalls()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._connecting = asyncio.Lock()
-        self._reconnector = Reconnector(
-            options.reconnect_s, lambda: self.disconnected, lambda: self._connect_again(drop=False)
-        )
+        self._budget = ReconnectBudget(options.reconnect_s)
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._failure = ""  # why reconnecting was given up
         self._roots: JsonObject | None = None
         self._closed = False
 
@@ -462,6 +356,11 @@ class AppServer:
         """Whether there is no connection."""
         return self._peer is None or self._peer.closed
 
+    @property
+    def reconnecting(self) -> bool:
+        """Whether the client is trying to connect again by itself."""
+        return self._reconnecting is not None and not self._reconnecting.done()
+
     async def open(self) -> None:
         """Connect and initialize the connection; requests may be sent afterwards.
 
@@ -469,51 +368,41 @@ class AppServer:
             AppServerGone: The server cannot be reached, it ended, or this client is closed.
             AppServerError: The server refused to initialize the connection.
         """
-        transport = await self._connector()
-        pending = PendingCalls(new_epoch())
+        transport, pending = await self._connector(), PendingCalls()
         peer = Peer(
             transport,
-            on_request=lambda request: self._take_request(request, pending),
-            on_notification=lambda notification: self._take_notification(notification, pending),
+            on_message=lambda message: self._take(message, pending),
             on_closed=lambda: self._note_loss(peer, pending),
         )
-        peer.start()
-        try:
-            hello = await self._initialize(peer)
-        except BaseException:  # raised again: a failed connection leaves no process
-            await peer.close()
-            raise
+        async with contextlib.AsyncExitStack() as failing:
+            failing.push_async_callback(peer.close)  # a failed connection leaves no process
+            params = {"clientInfo": CLIENT_INFO, "capabilities": {"experimentalApi": True}}
+            hello = await peer.request("initialize", params, timeout_s=self.options.request_timeout_s)
+            await peer.send({"method": "initialized"})
+            if self._closed:
+                raise AppServerGone("the client was closed meanwhile")
+            if peer.closed:
+                raise peer.gone_error("initialized")
+            failing.pop_all()
         self.transport, self.pending, self._peer = transport, pending, peer
-        self._reconnector.opened()
+        self._budget.opened(asyncio.get_running_loop().time())
+        self._failure = ""
         if isinstance(hello, dict):
             self.user_agent = str(hello.get("userAgent") or "")
             home = hello.get("codexHome")
             self.codex_home = home if isinstance(home, str) else None
-
-    async def _initialize(self, peer: Peer) -> Any:
-        timeout_s = self.options.request_timeout_s
-        capabilities = {"experimentalApi": True}
-        params = {"clientInfo": CLIENT_INFO, "capabilities": capabilities}
-        hello = await peer.request("initialize", params, timeout_s=timeout_s)
-        await peer.notify("initialized")
-        if self._closed:
-            raise AppServerGone("the client was closed meanwhile")
-        if peer.closed:
-            raise peer.gone_error("initialized")
-        return hello
 
     async def reconnect(self) -> None:
         """Open a new connection in place of the present one and subscribe to the same threads again.
 
         Handles of the old connection's calls expire; the server sends unanswered calls of running turns anew.
         """
-        self._reconnector.forget()
+        self._budget, self._failure = ReconnectBudget(self.options.reconnect_s), ""
         await self._connect_again(drop=True)
 
     async def close(self) -> None:
         """Close the connection for good; an owned server is stopped."""
         self._closed = True
-        await self._reconnector.stop()
         await self._drop()
         tasks = {task for task in self._tasks if task is not asyncio.current_task()}
         for task in tasks:
@@ -530,9 +419,12 @@ class AppServer:
             WaitTimeoutError: No answer in time.
         """
         if self._peer is None or self._peer.closed:
-            why = "no app-server is connected" if self._peer is None else f"the app-server is gone ({self._peer.why()})"
-            message = f"{why}: {method} was not sent{self._reconnector.words()}"
-            raise AppServerGone(message, method=method, reconnecting=self._reconnector.active)
+            why = "no app-server is connected"
+            if self._peer is not None and self.transport is not None:
+                why = f"the app-server is gone ({self.transport.why_closed()})"
+            later = "; the client is reconnecting, try again in a moment" if self.reconnecting else self._failure
+            message = f"{why}: {method} was not sent{later}"
+            raise AppServerGone(message, method=method, reconnecting=self.reconnecting)
         answer = await self._peer.request(method, params, timeout_s=self.options.request_timeout_s)
         if method == EXTRA_ROOTS and self.owned:
             self._roots = params  # remembered, because a restarted server does not know them
@@ -541,10 +433,22 @@ class AppServer:
     async def resume(self, thread_id: str, **params: Any) -> JsonObject:
         """Subscribe to a thread, loading it where needed; returns the server's answer.
 
-        Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread.
+        Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread. It is
+        sent again while the server is still closing the thread that it said was closed.
         """
         config = {**UNLOAD_AT_ONCE, **(params.pop("config", None) or {})}
-        answer = await self._open_thread(threadId=thread_id, excludeTurns=True, config=config, **params)
+        end = asyncio.get_running_loop().time() + CLOSING_S
+        while True:
+            try:
+                answer = await self.request(
+                    "thread/resume", threadId=thread_id, excludeTurns=True, config=config, **params
+                )
+                break
+            except AppServerError as error:
+                closing = "is closing; retry" in str(error.details.get("server_message"))
+                if not closing or asyncio.get_running_loop().time() >= end:
+                    raise
+            await asyncio.sleep(CLOSING_PAUSE_S)
         info = answer.get("thread") if isinstance(answer, dict) else None
         if isinstance(info, dict):
             self.threads.learn(info, subscribed=True)
@@ -552,22 +456,9 @@ class AppServer:
             self.threads.get(thread_id).subscribed = True
         return answer if isinstance(answer, dict) else {}
 
-    async def _open_thread(self, **params: Any) -> Any:
-        """Send `thread/resume`, again while the server is still closing the thread that it said was closed."""
-        end = asyncio.get_running_loop().time() + CLOSING_S
-        while True:
-            try:
-                return await self.request("thread/resume", **params)
-            except AppServerError as error:
-                closing = "is closing; retry" in str(error.details.get("server_message"))
-                if not closing or asyncio.get_running_loop().time() >= end:
-                    raise
-            await asyncio.sleep(CLOSING_PAUSE_S)
-
     async def subscribed(self, thread_id: str) -> WatchedThread:
         """Return a thread this connection is subscribed to, resuming it where needed."""
-        thread = self.threads.get(thread_id)
-        if not thread.subscribed:
+        if not self.threads.get(thread_id).subscribed:
             await self.resume(thread_id)
         return self.threads.get(thread_id)
 
@@ -580,22 +471,21 @@ class AppServer:
         self.threads.learn(info)
         return info
 
-    async def loaded(self) -> set[str]:
-        """Return the ids of the threads that are loaded at the server, by any client."""
-        thread_ids: set[str] = set()
-        page: JsonObject = {}
+    async def pages(self, method: str, **params: Any) -> AsyncIterator[Any]:
+        """Give the entries of a list that the server answers in pages."""
         while True:
-            answer = await self.request("thread/loaded/list", **page)
-            thread_ids.update(thread_id for thread_id in answer.get("data") or [] if isinstance(thread_id, str))
-            if not isinstance(answer.get("nextCursor"), str):
-                return thread_ids
-            page = {"cursor": answer["nextCursor"]}
+            answer = await self.request(method, **params)
+            for entry in answer.get("data") or []:
+                yield entry
+            if answer.get("nextCursor") is None:
+                return
+            params["cursor"] = answer["nextCursor"]
 
     async def answer_call(self, call: PendingCall, response: JsonObject) -> None:
         """Send the answer of a call under its raw id."""
         if self._peer is None:
             raise AppServerGone("no app-server is connected: the answer was not sent")
-        await self._peer.answer(call.raw_id, response)
+        await self._peer.send({"id": call.raw_id, "result": response})
 
     def spawn_task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run a coroutine as a background task; it is cancelled when the client closes."""
@@ -632,44 +522,58 @@ class AppServer:
                 self._end(self.pending)
 
     def _note_loss(self, peer: Peer, pending: PendingCalls) -> None:
+        """Take note of a connection's end, and try to connect again while there is a budget."""
         if peer is not self._peer:  # dropped by this client, or never initialized
             return
         self._end(pending)
-        if not self._closed:
-            self._reconnector.lost()
+        now = asyncio.get_running_loop().time()
+        self._budget.lost(now)
+        if not self._closed and not self.reconnecting and self._budget.seconds_left(now) > 0:
+            self._reconnecting = self.spawn_task(self._reconnect(), "kdskills-app-server-return")
+
+    async def _reconnect(self) -> None:
+        now = asyncio.get_running_loop().time
+        while self.disconnected:
+            try:
+                async with asyncio.timeout(max(LEAST_ATTEMPT_S, self._budget.seconds_left(now()))):
+                    await self._connect_again(drop=False)
+            except (AppServerError, AppServerGone, TimeoutError) as problem:
+                if self._budget.seconds_left(now()) <= 0:
+                    seconds, last = self.options.reconnect_s, str(problem) or "no answer in time"
+                    self._failure = f"; reconnecting was given up after {seconds:g} s: {last}"
+                    return
+                await asyncio.sleep(self._budget.pause(now()))
 
     def _end(self, pending: PendingCalls) -> None:
-        pending.expire_all()
+        pending.expire()
         self.threads.connection_lost()
         if self.on_event is not None:
             self.on_event("connection/closed", {})
 
-    def _take_request(self, request: Request, pending: PendingCalls) -> None:
-        if request.method != TOOL_CALL:
-            message = f"{request.method} is not served by this client"
-            self.spawn_task(self._refuse(request, message), "kdskills-refusal")
-            return
-        call = pending.add(request.id, unwrapped(request.params))
-        if call is not None and self.on_call is not None:
-            self.on_call(call)
+    def _take(self, message: JsonObject, pending: PendingCalls) -> None:
+        """Take a request or notification of the server."""
+        method, params = message["method"], message["params"]
+        if method == TOOL_CALL and "id" in message:
+            call = pending.add(message["id"], unwrapped(params))
+            if call is not None and self.on_call is not None:
+                self.on_call(call)
+        elif "id" in message:
+            error = {"code": METHOD_NOT_FOUND, "message": f"{method} is not served by this client"}
+            self.spawn_task(self._refuse(message["id"], error), "kdskills-refusal")
+        else:
+            self.threads.note(method, params)
+            thread_id, turn = params.get("threadId"), params.get("turn")
+            if isinstance(thread_id, str) and method == "turn/completed":
+                pending.expire(thread_id, str(turn.get("id")) if isinstance(turn, dict) else "")
+            elif isinstance(thread_id, str) and method in ("thread/deleted", "thread/closed"):
+                pending.expire(thread_id)
+            if self.on_event is not None:
+                self.on_event(method, params)
 
-    async def _refuse(self, request: Request, message: str) -> None:
+    async def _refuse(self, raw_id: RawId, error: JsonObject) -> None:
         if self._peer is not None:
             with contextlib.suppress(AppServerGone):  # the connection ended, so no refusal is needed
-                await self._peer.refuse(request.id, METHOD_NOT_FOUND, message)
-
-    def _take_notification(self, notification: Notification, pending: PendingCalls) -> None:
-        method, params = notification.method, notification.params
-        self.threads.note(method, params)
-        thread_id = params.get("threadId")
-        if isinstance(thread_id, str):
-            if method == "turn/completed":
-                turn = params.get("turn")
-                pending.expire(thread_id=thread_id, turn_id=str(turn.get("id")) if isinstance(turn, dict) else "")
-            elif method in ("thread/deleted", "thread/closed"):
-                pending.expire(thread_id=thread_id)
-        if self.on_event is not None:
-            self.on_event(method, params)
+                await self._peer.send({"id": raw_id, "error": error})
 
 
 def unwrapped(params: JsonObject) -> JsonObject:

@@ -14,7 +14,6 @@ import os
 import secrets
 import signal
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,51 +28,11 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """A line longer than this is not a message: the connection is closed instead of filling memory."""
 
+METHOD_NOT_FOUND = -32601
+INVALID_REQUEST = -32600
+
 RawId = int | str
-"""An id as it stands on the wire. Ids are strict about their type: `"0"` is not `0`."""
-
-IdKey = tuple[type, RawId]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request of the other side: it must be answered under exactly this id."""
-
-    id: RawId
-    method: str
-    params: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """A message that needs no reply."""
-
-    method: str
-    params: JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The reply to a request of this client: `result`, or `error` with `code`, `message`, perhaps `data`."""
-
-    id: RawId
-    result: Any
-    error: JsonObject | None
-
-
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """A line that is no message, with the reason; such lines are counted, never fatal."""
-
-    reason: str
-
-
-Message = Request | Notification | Reply | Malformed
-
-
-def id_key(raw_id: RawId) -> IdKey:
-    """Return a dictionary key under which `0`, `"0"` and `False` differ."""
-    return (type(raw_id), raw_id)
+"""An id as it stands on the wire. Ids are strict about their type: `"0"` is not `0`, and a bool is none."""
 
 
 def encode(message: JsonObject) -> bytes:
@@ -82,101 +41,40 @@ def encode(message: JsonObject) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def decode(line: bytes | str) -> Message:
-    """Decode a line; one that is no message becomes `Malformed`, not an exception."""
+def decode(line: bytes | str) -> JsonObject | None:
+    """Return a line's request, notification (without `id`) or reply (without `method`); None for what is no message."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        return Malformed(f"not JSON: {type(problem).__name__}")
-    if not isinstance(value, dict):
-        return Malformed("not an object")
-    method, has_id = value.get("method"), "id" in value
-    if has_id and (isinstance(value["id"], bool) or not isinstance(value["id"], (int, str))):
-        return Malformed("an id that is neither text nor a whole number")
-    if method is not None:
-        if not isinstance(method, str) or not method:
-            return Malformed("a method that is no text")
-        params = {} if value.get("params") is None else value["params"]
-        if not isinstance(params, dict):
-            return Malformed("params that are no object")
-        return Request(value["id"], method, params) if has_id else Notification(method, params)
-    if not has_id:
-        return Malformed("neither method nor id")
-    error = value.get("error")
-    if error is not None:
-        return Reply(value["id"], None, error if isinstance(error, dict) else {"message": str(error)})
-    if "result" not in value:
-        return Malformed("an answer without result or error")
-    return Reply(value["id"], value["result"], None)
-
-
-class LineTooLong(ValueError):
-    """The other side sent more than `MAX_LINE_BYTES` without ending the line."""
-
-
-class LineBuffer:
-    """Splits a stream of bytes into lines of at most *limit* bytes, in time linear to their size."""
-
-    def __init__(self, limit: int = MAX_LINE_BYTES) -> None:
-        self._parts: list[bytes] = []
-        self.pending_bytes = 0  # of an unfinished line
-        self._limit = limit
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines this chunk completes, without their ends; blank ones are left out.
-
-        Raises:
-            LineTooLong: No end of line within the limit.
-        """
-        *ended, tail = chunk.split(b"\n")
-        lines: list[bytes] = []
-        for piece in ended:
-            self._parts.append(piece)
-            line = b"".join(self._parts)
-            self._parts, self.pending_bytes = [], 0
-            if len(line) > self._limit:
-                raise LineTooLong(f"a line of {len(line)} bytes")
-            if line.strip():
-                lines.append(line)
-        if tail:
-            self._parts.append(tail)
-            self.pending_bytes += len(tail)
-        if self.pending_bytes > self._limit:
-            raise LineTooLong(f"more than {self._limit} bytes without an end of line")
-        return lines
-
-
-METHOD_NOT_FOUND = -32601
-INVALID_REQUEST = -32600
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict):
+        return None
+    raw_id, method = message.get("id"), message.get("method")
+    if "id" in message and (isinstance(raw_id, bool) or not isinstance(raw_id, RawId)):
+        return None
+    if method is None:
+        return message if "id" in message and ("result" in message or message.get("error") is not None) else None
+    params = {} if message.get("params") is None else message["params"]
+    return {**message, "params": params} if method and isinstance(method, str) and isinstance(params, dict) else None
 
 
 class Peer:
     """One connection, driven by one reading task.
 
-    Callbacks run on the reading task in the order of the wire and must not wait: *on_request* with each request of the server,
-    which the callee must answer, *on_notification* with each notification, and once *on_closed*, when the connection ended.
+    Callbacks run on the reading task in the order of the wire and must not wait: *on_message* with each notification of the
+    server and each request, which the callee must answer, and once *on_closed*, when the connection ended.
     """
 
     def __init__(
-        self,
-        transport: Transport,
-        *,
-        on_request: Callable[[Request], None],
-        on_notification: Callable[[Notification], None],
-        on_closed: Callable[[], None],
+        self, transport: Transport, *, on_message: Callable[[JsonObject], None], on_closed: Callable[[], None]
     ) -> None:
         self._transport = transport
-        self._on_request, self._on_notification, self._on_closed = on_request, on_notification, on_closed
-        self._waiting: dict[IdKey, tuple[str, asyncio.Future[Any]]] = {}
+        self._on_message, self._on_closed = on_message, on_closed
+        self._waiting: dict[RawId, tuple[str, asyncio.Future[Any]]] = {}
         self._next = 0
-        self._reader: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.closed = False
-        self.malformed = 0
+        self.malformed = 0  # messages that are none; they are never fatal
         self.unexpected_replies = 0
-
-    def start(self) -> None:
-        """Begin reading."""
         self._loop = asyncio.get_running_loop()
         self._reader = self._loop.create_task(self._read(), name="kdskills-app-server-reader")
 
@@ -189,15 +87,12 @@ class Peer:
             WaitTimeoutError: No answer within `timeout_s`.
             RuntimeError: Called on another event loop than the connection's.
         """
-        if self.closed:
-            raise self.gone_error(method)
-        self._check_loop()
+        self._check_usable(method)
         self._next += 1
-        own_id, key = self._next, id_key(self._next)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = (method, future)
+        own_id, future = self._next, self._loop.create_future()
+        self._waiting[own_id] = (method, future)
         try:
-            await self._send({"id": own_id, "method": method, "params": params or {}})
+            await self.send({"id": own_id, "method": method, "params": params or {}})
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError as problem:
@@ -206,64 +101,57 @@ class Peer:
             words = f"the app-server did not answer {method} within {timeout_s:g} s"
             raise WaitTimeoutError(words, method=method) from None
         finally:
-            self._waiting.pop(key, None)
+            del self._waiting[own_id]
             if future.done() and not future.cancelled():
                 future.exception()  # retrieves an error that nobody awaits after a cancellation, so that asyncio does not warn
 
-    async def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Send a notification."""
-        await self._send({"method": method} if params is None else {"method": method, "params": params})
-
-    async def answer(self, raw_id: RawId, result: JsonObject) -> None:
-        """Answer a request of the server under exactly its id."""
-        await self._send({"id": raw_id, "result": result})
-
-    async def refuse(self, raw_id: RawId, code: int, message: str) -> None:
-        """Answer a request of the server with an error."""
-        await self._send({"id": raw_id, "error": {"code": code, "message": message}})
+    async def send(self, message: JsonObject) -> None:
+        """Send a notification, or the reply to a request of the server under exactly its id; raises `AppServerGone`."""
+        self._check_usable(str(message.get("method", "answer")))
+        await self._transport.send(encode(message))
 
     async def close(self) -> None:
         """Close the connection; pending requests raise `AppServerGone`."""
         await self._transport.close()
-        if self._reader is not None:
-            await asyncio.wait({self._reader})
+        await asyncio.wait({self._reader})
         self._end()
 
-    def _check_loop(self) -> None:
-        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+    def gone_error(self, method: str) -> AppServerGone:
+        """Return the error of a request that has no answer because the connection ended."""
+        why = self._transport.why_closed()
+        return AppServerGone(f"the app-server is gone ({why}): {method} was not answered", method=method)
+
+    def _check_usable(self, method: str) -> None:
+        if self.closed:
+            raise self.gone_error(method)
+        if self._loop is not asyncio.get_running_loop():
             raise RuntimeError(
                 "this client was opened on another event loop and works on that one only; "
                 "use CodexClient to share a client between threads"
             )
 
-    async def _send(self, message: JsonObject) -> None:
-        if self.closed:
-            raise self.gone_error(str(message.get("method", "answer")))
-        self._check_loop()
-        await self._transport.send(encode(message))
-
     async def _read(self) -> None:
         try:
             while (payload := await self._transport.receive()) is not None:
-                match decode(payload):
-                    case Reply() as answer:
-                        self._settle(answer)
-                    case Request() as request:
-                        self._on_request(request)
-                    case Notification() as notification:
-                        self._on_notification(notification)
-                    case Malformed():
-                        self.malformed += 1
+                message = decode(payload)
+                if message is None:
+                    self.malformed += 1
+                elif message.get("method") is None:
+                    self._settle(message)
+                else:
+                    self._on_message(message)
         finally:
             self._end()
 
-    def _settle(self, answer: Reply) -> None:
-        method, future = self._waiting.get(id_key(answer.id), ("", None))
+    def _settle(self, reply: JsonObject) -> None:
+        method, future = self._waiting.get(reply["id"], ("", None))
+        error = reply.get("error")
         if future is None or future.done():
             self.unexpected_replies += 1  # repeated, late or unknown
-        elif (error := answer.error) is None:
-            future.set_result(answer.result)
+        elif error is None:
+            future.set_result(reply["result"])
         else:
+            error = error if isinstance(error, dict) else {"message": str(error)}
             message = str(error.get("message") or "no message")
             facts: JsonObject = {"rpc_code": error.get("code"), "server_message": message, "data": error.get("data")}
             words = f"the app-server refused {method}: {message}"
@@ -278,24 +166,9 @@ class Peer:
                 future.set_exception(self.gone_error(method))
         self._on_closed()
 
-    def why(self) -> str:
-        """Return what is known about the end of the connection."""
-        return self._transport.why_closed()
-
-    def gone_error(self, method: str) -> AppServerGone:
-        """Return the error of a request that has no answer because the connection ended."""
-        return AppServerGone(f"the app-server is gone ({self.why()}): {method} was not answered", method=method)
-
-
-PendingState = Literal["pending", "responding", "resolved"]
 
 MAX_RESOLVED = 4096
 """How many answered calls of a connection are remembered at least (twice as many at most), so that late answers get `not_found`."""
-
-
-def new_epoch() -> str:
-    """Return a name no other connection has: raw ids start at 0 again with every server."""
-    return secrets.token_hex(6)
 
 
 @dataclass(slots=True)
@@ -305,36 +178,26 @@ class PendingCall:
     handle: str  # connection epoch and raw id; the `request_id` of signals and rows
     raw_id: RawId  # as it goes back on the wire
     params: JsonObject
-    state: PendingState = "pending"
+    state: Literal["pending", "responding", "resolved"] = "pending"
     claimed: bool = False  # the client itself is answering the call, so that `rows` leaves it out
-
-    @property
-    def thread_id(self) -> str:
-        """The thread that asks."""
-        return str(self.params.get("threadId") or "")
-
-    @property
-    def turn_id(self) -> str:
-        """The turn that asks."""
-        return str(self.params.get("turnId") or "")
 
 
 class PendingCalls:
-    """The pending calls of one connection, which *epoch* names; safe to use from several threads."""
+    """The pending calls of one connection; safe to use from several threads.
 
-    def __init__(self, epoch: str) -> None:
-        self.epoch = epoch
-        self._calls: OrderedDict[str, PendingCall] = OrderedDict()
+    Attributes:
+        epoch: The connection's name, which no other has: raw ids start at 0 again with every server.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = secrets.token_hex(6)
+        self._calls: dict[str, PendingCall] = {}
         self._lock = threading.Lock()
 
-    def handle(self, raw_id: RawId) -> str:
-        """Return the handle of a raw id; `0` and `"0"` have different ones."""
-        return f"{self.epoch}:{json.dumps(raw_id)}"
-
     def add(self, raw_id: RawId, params: JsonObject) -> PendingCall | None:
-        """Add a call; return None when its id was added before (a repeated delivery)."""
+        """Add a call; return None when its id, of the same type, was added before (a repeated delivery)."""
+        handle = f"{self.epoch}:{json.dumps(raw_id)}"
         with self._lock:
-            handle = self.handle(raw_id)
             if handle in self._calls:
                 return None
             call = self._calls[handle] = PendingCall(handle, raw_id, params)
@@ -346,13 +209,12 @@ class PendingCalls:
 
     def rows(self, session_id: str) -> list[JsonObject]:
         """Return the rows of a thread's pending calls that are not claimed, oldest first."""
+        keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
         with self._lock:
-            waiting = [call for call in self._calls.values() if call.state == "pending" and not call.claimed]
-            keys = ("tool", "arguments", "callId", "threadId", "turnId", "namespace")
             return [
                 {"requestId": call.handle, **{key: call.params.get(key) for key in keys}}
-                for call in waiting
-                if call.thread_id == session_id
+                for call in self._calls.values()
+                if call.state == "pending" and not call.claimed and call.params.get("threadId") == session_id
             ]
 
     def begin(self, handle: str) -> PendingCall | JsonObject:
@@ -371,28 +233,17 @@ class PendingCalls:
         with self._lock:
             call.state = "resolved" if sent else "pending"
 
-    def expire(self, *, thread_id: str, turn_id: str | None = None) -> list[str]:
-        """Resolve the calls of an ended turn, or of a deleted thread; returns their handles."""
-        with self._lock:
-            expired = [
-                call
-                for call in self._calls.values()
-                if call.thread_id == thread_id and turn_id in (None, call.turn_id) and call.state != "resolved"
-            ]
-            for call in expired:
-                call.state = "resolved"
-            return [call.handle for call in expired]
-
-    def expire_all(self) -> None:
-        """Resolve all calls, because the connection ended and its ids are invalid."""
+    def expire(self, thread_id: str | None = None, turn_id: str | None = None) -> None:
+        """Resolve the calls of a thread, or of one turn; all calls when the connection ended and its ids are invalid."""
+        names = {"threadId": thread_id, "turnId": turn_id}
         with self._lock:
             for call in self._calls.values():
-                call.state = "resolved"
+                if all(name is None or call.params.get(key) == name for key, name in names.items()):
+                    call.state = "resolved"
 
 
 STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-_CHUNK = 1024 * 1024
 _STDERR_KEPT = 64 * 1024
 
 
@@ -401,55 +252,49 @@ class StdioTransport:
 
     npm's `codex` is a node launcher around a native child, so stopping signals the whole group, and the end of the
     connection is the end of the pipe, not the end of the launcher.
+
+    Attributes:
+        pid: The launcher's process id, which is also the group's.
+        stderr: The newest 64 KiB of the child's error stream.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._lines = LineBuffer()
-        self._ready: deque[bytes] = deque()
-        self._stderr: deque[bytes] = deque()
-        self._stderr_size = 0
+        self.pid = process.pid
+        self.stderr = b""
         self._send_lock = asyncio.Lock()
-        self._closing = False
         self._reason = ""
         self._ended = asyncio.Event()
         self._drain = asyncio.get_running_loop().create_task(self._drain_stderr(), name="kdskills-app-server-stderr")
-        self._stopped: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
 
     @classmethod
     async def spawn(
         cls, command: Sequence[str], *, env: Mapping[str, str], cwd: str | os.PathLike[str] | None = None
     ) -> StdioTransport:
         """Start the command in a process group of its own; raises `AppServerGone` when it cannot be started."""
+        pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
                 env=dict(env),
                 cwd=cwd,
                 start_new_session=True,
+                limit=MAX_LINE_BYTES,
             )
         except (OSError, ValueError) as problem:
             raise AppServerGone(f"{command[0]} cannot be started: {problem}", command=command[0]) from problem
         return cls(process)
-
-    @property
-    def pid(self) -> int:
-        """The launcher's process id, which is also the group's."""
-        return self._process.pid
-
-    def stderr_tail(self) -> str:
-        """Return the newest 64 KiB of the child's error stream."""
-        return b"".join(self._stderr).decode("utf-8", "replace")
 
     async def send(self, payload: bytes) -> None:
         """Write one line; waits while the pipe is full, and raises `AppServerGone` when it is broken."""
         stdin = self._process.stdin
         assert stdin is not None
         async with self._send_lock:
-            if self._closing or stdin.is_closing():
+            if self._stopping is not None or stdin.is_closing():
                 raise AppServerGone(f"the app-server is gone ({self.why_closed()})")
             try:
                 stdin.write(payload + b"\n")
@@ -458,36 +303,35 @@ class StdioTransport:
                 raise AppServerGone(f"the app-server is gone ({self.why_closed()})") from problem
 
     async def receive(self) -> bytes | None:
-        """Return the next line, or None at the end; half a line at the end is dropped."""
+        """Return the next line that is not blank, or None at the end; half a line at the end is dropped."""
         stdout = self._process.stdout
         assert stdout is not None
-        while not self._ready:
-            if self._ended.is_set():
-                return None
+        while not self._ended.is_set():
             try:
-                chunk = await stdout.read(_CHUNK)
-                self._ready.extend(self._lines.feed(chunk))
-            except (LineTooLong, ConnectionResetError) as problem:
-                self._reason, chunk = str(problem), b""
-            if not chunk:
-                self._reason = self._reason or (
-                    f"it ended within a line of {self._lines.pending_bytes} bytes" if self._lines.pending_bytes else ""
-                )
-                self._ended.set()
-        return self._ready.popleft()
+                line = await stdout.readline()
+            except ValueError:
+                self._reason, line = f"more than {MAX_LINE_BYTES} bytes without an end of line", b""
+            except ConnectionResetError as problem:
+                self._reason, line = str(problem), b""
+            if line.endswith(b"\n"):
+                if line.strip():
+                    return line[:-1]
+                continue
+            self._reason = self._reason or (f"it ended within a line of {len(line)} bytes" if line else "")
+            self._ended.set()
+        return None
 
     async def close(self) -> None:
         """Close stdin, wait up to 5 s for the end, then signal the group; a second call waits for the first."""
-        if self._stopped is None:
-            self._closing = True
-            self._stopped = asyncio.get_running_loop().create_task(self._stop(), name="kdskills-app-server-stop")
-        await asyncio.shield(self._stopped)
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="kdskills-app-server-stop")
+        await asyncio.shield(self._stopping)
 
     def why_closed(self) -> str:
         """Say how the child ended, with the last line of its error stream."""
         code = self._process.returncode
         how = self._reason or ("it is still running" if code is None else f"it ended with {code}")
-        last = self.stderr_tail().strip().rsplit("\n", 1)[-1][-300:]
+        last = self.stderr.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1][-300:]
         return f"{how}; stderr: {last}" if last else how
 
     async def _stop(self) -> None:
@@ -524,7 +368,7 @@ class StdioTransport:
     def _signal(self, number: int) -> bool:
         """Signal the process group; return False when it has no process any more."""
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             return False
         return True
@@ -532,14 +376,8 @@ class StdioTransport:
     async def _drain_stderr(self) -> None:
         stderr = self._process.stderr
         assert stderr is not None
-        while chunk := await stderr.read(_CHUNK):
-            self._stderr.append(chunk[-_STDERR_KEPT:])
-            self._stderr_size += len(self._stderr[-1])
-            while self._stderr_size > _STDERR_KEPT and len(self._stderr) > 1:
-                self._stderr_size -= len(self._stderr.popleft())
-
-
-_CLOSE_SECONDS = 5.0
+        while chunk := await stderr.read(_STDERR_KEPT):
+            self.stderr = (self.stderr + chunk)[-_STDERR_KEPT:]
 
 
 class WebsocketTransport:
@@ -550,7 +388,7 @@ class WebsocketTransport:
         self._reason = ""
 
     @classmethod
-    async def connect(cls, url: str, *, token: str | None = None, timeout_s: float = 30.0) -> WebsocketTransport:
+    async def connect(cls, url: str, *, token: str | None = None) -> WebsocketTransport:
         """Open the connection; the proxy settings of the environment are not used.
 
         Raises:
@@ -568,14 +406,13 @@ class WebsocketTransport:
             words = "the URL of an app-server begins with ws:// or wss:// and names a host"
             raise AppServerGone(words, scheme=parts.scheme)
         origin = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         try:
             connection = await connect(
                 url,
-                additional_headers=headers,
+                additional_headers={"Authorization": f"Bearer {token}"} if token is not None else {},
                 max_size=MAX_LINE_BYTES,
-                open_timeout=timeout_s,
-                close_timeout=_CLOSE_SECONDS,
+                open_timeout=30.0,
+                close_timeout=STOP_SECONDS,
                 proxy=None,
                 compression=None,
             )
@@ -606,7 +443,7 @@ class WebsocketTransport:
     async def close(self) -> None:
         """Close the connection; the server and its threads stay."""
         try:
-            async with asyncio.timeout(2 * _CLOSE_SECONDS):
+            async with asyncio.timeout(2 * STOP_SECONDS):
                 await self._connection.close()
         except TimeoutError:
             self._connection.transport.abort()

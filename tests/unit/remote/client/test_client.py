@@ -107,7 +107,7 @@ async def test_get_has_the_transcript_in_order(far, open_client):
     client = await open_client()
     far.note("item/completed", turnId="3", item={"type": "agentMessage", "text": "three"})
     far.note("turn/completed", turn={"id": "3", "status": "completed"})
-    await far.until(lambda: client.server.threads.get(THREAD).ended_turns)
+    await far.until(lambda: "completed" in {turn.status for turn in client.server.threads.get(THREAD).turns.values()})
     found = await client.sessions.get(THREAD)
     assert [(entry["text"], entry["status"]) for entry in found["transcript"]] == [
         ("one", "failed"),

@@ -17,12 +17,12 @@ PAYLOAD = {"contentItems": [{"type": "inputText", "text": "ok"}], "success": Tru
 
 def returning(client):
     """Return whether the client makes attempts to come back."""
-    return client.server._reconnector.active
+    return client.server.reconnecting
 
 
 def gave_up(client):
     """Return whether the client made attempts and makes no more."""
-    return not client.connected and "given up" in client.server._reconnector.words()
+    return not client.connected and "given up" in client.server._failure
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

@@ -97,5 +97,4 @@ async def test_waiting_ends_with_the_change_or_the_time():
     waiting = asyncio.ensure_future(threads.until(lambda: False, None))
     await asyncio.sleep(0)
     waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
-    assert threads._waiters == set()
+    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], asyncio.CancelledError)
