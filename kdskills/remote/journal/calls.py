@@ -24,7 +24,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from kdskills.remote.ports import CallClaim, CallIdentity, CallState, JournalRow, StoredAnswer
@@ -42,6 +42,7 @@ MOVES: Final[dict[tuple[CallState | None, Event], CallState]] = {
     ("running", "rerun"): "claimed",
     ("running", "lose"): "unknown",
 }
+"""The state an event leads to; an event that is not listed for a state changes nothing there."""
 
 ANSWERED: Final[frozenset[CallState]] = frozenset({"done", "overdue", "unknown"})
 """States whose rows hold the answer that was, or will be, given."""
@@ -51,16 +52,6 @@ KEEPS_LATE: Final[frozenset[CallState]] = frozenset({"overdue", "unknown"})
 
 NEEDS_DEAD_OWNER: Final[frozenset[Event]] = frozenset({"take", "rerun"})
 """Moves allowed only when the owner's lease has run out."""
-
-
-def after(state: CallState | None, event: Event) -> CallState | None:
-    """Return the state *event* leads to, or None when it changes nothing there."""
-    return MOVES.get((state, event))
-
-
-def sources(event: Event) -> tuple[CallState, ...]:
-    """Return the states *event* may move, sorted."""
-    return tuple(sorted(state for state, name in MOVES if name == event and state is not None))
 
 
 def takeover(row: JournalRow, *, idempotent: bool) -> Event | None:
@@ -111,15 +102,8 @@ def strong_key(identity: CallIdentity) -> str | None:
 @dataclass(slots=True)
 class _WeakKey:
     key: str
+    name: tuple[str | None, ...]
     call_id: str | None
-
-
-@dataclass(slots=True)
-class _SessionKeys:
-    """The weak identities of one session: newest last."""
-
-    by_name: dict[tuple[str | None, ...], list[_WeakKey]] = field(default_factory=dict)
-    order: deque[tuple[str | None, ...]] = field(default_factory=deque)
 
 
 class WeakIdentities:
@@ -131,7 +115,7 @@ class WeakIdentities:
 
     def __init__(self, limit: int = WEAK_PER_SESSION) -> None:
         self._limit = limit
-        self._sessions: dict[str, _SessionKeys] = {}
+        self._sessions: dict[str, deque[_WeakKey]] = {}
         self._lock = threading.Lock()
 
     def key(self, identity: CallIdentity) -> str | None:
@@ -140,20 +124,13 @@ class WeakIdentities:
             return None
         name = (identity.epoch, identity.request_id, identity.namespace, identity.tool, identity.arguments_sha256)
         with self._lock:
-            session = self._sessions.setdefault(identity.session_id, _SessionKeys())
-            for weak_key in reversed(session.by_name.get(name, [])):
-                if weak_key.call_id is None or identity.call_id is None or weak_key.call_id == identity.call_id:
-                    weak_key.call_id = weak_key.call_id or identity.call_id
-                    return weak_key.key
-            new_key = _WeakKey(f"weak-{uuid.uuid4().hex}", identity.call_id)
-            session.by_name.setdefault(name, []).append(new_key)
-            session.order.append(name)
-            if len(session.order) > self._limit:
-                oldest = session.order.popleft()
-                del session.by_name[oldest][0]
-                if not session.by_name[oldest]:
-                    del session.by_name[oldest]
-            return new_key.key
+            keys = self._sessions.setdefault(identity.session_id, deque(maxlen=self._limit))
+            for weak in reversed(keys):
+                if weak.name == name and (identity.call_id is None or weak.call_id in (None, identity.call_id)):
+                    weak.call_id = weak.call_id or identity.call_id
+                    return weak.key
+            keys.append(_WeakKey(f"weak-{uuid.uuid4().hex}", name, identity.call_id))
+            return keys[-1].key
 
     def forget(self, session_id: str) -> None:
         """Drop what is known of a session."""
@@ -187,8 +164,7 @@ class MemoryJournal:
                 row = JournalRow(key, "claimed", owner, idempotent, now + lease_s, alive=True, created_at=now, **named)
                 self._sessions.setdefault(row.session_id, {})[key] = None
             elif (event := takeover(row, idempotent=idempotent)) is not None:
-                state = after(row.state, event) or row.state
-                row = replace(row, state=state, owner=owner, lease_until=now + lease_s, alive=True)
+                row = replace(row, state=MOVES[row.state, event], owner=owner, lease_until=now + lease_s, alive=True)
             else:
                 return CallClaim(row, mine=False)
             self._rows[key] = row
@@ -204,10 +180,11 @@ class MemoryJournal:
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.finish`."""
         with self._lock:
-            row, moved = self._rows.get(key), self._move(key, owner, "answer", answer)
-            waits = row is not None and row.owner == owner and row.state in KEEPS_LATE and row.late is None
-            if row is not None and waits and not moved:
+            row = self._rows.get(key)
+            if row is not None and row.owner == owner and row.state in KEEPS_LATE and row.late is None:
                 self._rows[key] = replace(row, late=answer)
+            else:
+                self._move(key, owner, "answer", answer)
             return self.get(key)
 
     def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
@@ -296,8 +273,7 @@ class MemoryJournal:
     def _move(self, key: str, owner: str, event: Event, answer: StoredAnswer | None = None) -> bool:
         with self._lock:
             row = self._rows.get(key)
-            state = None if row is None or row.owner != owner else after(row.state, event)
-            if row is None or state is None:
+            if row is None or row.owner != owner or (row.state, event) not in MOVES:
                 return False
-            self._rows[key] = replace(row, state=state, answer=answer or row.answer)
+            self._rows[key] = replace(row, state=MOVES[row.state, event], answer=answer or row.answer)
             return True

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kdskills.errors import MissingExtra, OperatorMustAct
-from kdskills.remote.journal.calls import ANSWERED, IDENTIFYING, takeover
+from kdskills.remote.journal.calls import IDENTIFYING, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
 from kdskills.storage.database import SCHEMA_LOCK, Database, run_revisions, sqlite_file, upsert
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 
 VERSION_TABLE: Final = "remote_schema"
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
-
-
-def newest() -> str:
-    """Return the newest revision: revisions are one straight chain, numbered by their files."""
-    return max(path.name[1:5] for path in (MIGRATIONS / "versions").glob("r[0-9][0-9][0-9][0-9]_*.py"))
+NEWEST: Final = "0002"
+"""The newest revision; they are one straight chain, numbered by their files."""
 
 
 def upgrade(link: sa.Connection) -> None:
@@ -44,7 +41,7 @@ def upgrade(link: sa.Connection) -> None:
         link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
     if sa.inspect(link).has_table(VERSION_TABLE):
         revision: str | None = link.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608 - a constant
-        if revision is not None and revision >= newest():
+        if revision is not None and revision >= NEWEST:
             return  # at a later revision a newer kdskills was here: its tables have all of ours
     run_revisions(link, MIGRATIONS, "head", missing=MissingExtra("the journal of calls", "codex"))
 
@@ -86,14 +83,19 @@ class SqlJournal:
     def __init__(self, url: str, *, kept_s: float = KEPT_S, clock: Callable[[], float] = time.time) -> None:
         try:
             from kdskills.remote.journal import statements
-            from kdskills.remote.journal.statements import Statements
         except ImportError:
             raise MissingExtra("the journal of calls", "codex") from None
         self._database = Database(url, label="the journal of calls", failure=JournalUnavailable)
         self.engine: sa.Engine = self._database.engine
-        _make_folder(url)
+        file = sqlite_file(url)
+        try:
+            if file is not None:
+                make_folder(file.parent)  # for this user only
+        except OSError as error:
+            words = f"the journal of calls cannot be opened: {error.strerror}"
+            raise JournalUnavailable(words, path=str(file)) from None
         self._tables = statements
-        self._sql = Statements(self._database.dialect)
+        self._sql = statements.Statements(self._database.dialect)
         self._kept_s = kept_s
         self._clock = clock
         self._purged_at = 0.0
@@ -126,26 +128,27 @@ class SqlJournal:
             if event is None:
                 return CallClaim(row, mine=False)
             names = {"b_key": key, "b_owner": row.owner, "b_new_owner": owner, "b_lease": lease}
-            claimed_row = self._first_row(link, self._sql.takeovers[event], **names)
+            claimed_row = self._first_row(link, self._sql.moves[event], **names)
             return CallClaim(claimed_row or row, mine=claimed_row is not None)
 
         return self._write(change)
 
     def start(self, key: str, owner: str) -> bool:
         """As `CallJournal.start`."""
-        return self._write(lambda link: self._first_row(link, self._sql.start, b_key=key, b_owner=owner) is not None)
+        start = self._sql.moves["start"]
+        return self._write(lambda link: self._first_row(link, start, b_key=key, b_owner=owner) is not None)
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.finish`."""
-        return self._answer(key, owner, answer, self._sql.finish, self._sql.late)
+        return self._answer(key, owner, answer, self._sql.moves["answer"], self._sql.late)
 
     def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """As `CallJournal.overdue`."""
-        return self._answer(key, owner, answer, self._sql.overdue)
+        return self._answer(key, owner, answer, self._sql.moves["deadline"])
 
     def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
         """As `CallJournal.lose`."""
-        return self._answer(key, owner, answer, self._sql.lose if dead else self._sql.abandon)
+        return self._answer(key, owner, answer, self._sql.lose_dead if dead else self._sql.moves["lose"])
 
     def get(self, key: str) -> JournalRow | None:
         """As `CallJournal.get`."""
@@ -163,7 +166,9 @@ class SqlJournal:
     def running(self, session_id: str) -> Sequence[JournalRow]:
         """As `CallJournal.running`."""
         calls = self._tables.calls
-        return self._rows(session_id, calls.c.state.not_in(sorted(ANSWERED)), calls.c.lease_until > self._sql.now)
+        return self._rows(
+            session_id, calls.c.state.not_in(self._tables.ANSWERED_STATES), calls.c.lease_until > self._sql.now
+        )
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.calls`."""
@@ -172,22 +177,18 @@ class SqlJournal:
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.outcomes`."""
         other_turns = [] if turn_id is None else [self._tables.calls.c.turn_id.is_distinct_from(turn_id)]
-        return self._rows(session_id, self._sql.untold(), *other_turns)
+        return self._rows(session_id, self._sql.untold, *other_turns)
 
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
-        table = self._tables.calls
-
-        told = table.update().values(told=True, late_told=table.c.late_response.is_not(None))
-        told = told.where(table.c.state.in_(sorted(ANSWERED)))
+        calls = self._tables.calls
         if keys:
-            self._write(lambda link: [link.execute(told.where(table.c.key == key)) for key in keys])
+            self._tell(calls.c.key.in_(keys), late_told=calls.c.late_response.is_not(None))
 
     def settle(self, session_id: str, turn_id: str) -> None:
         """As `CallJournal.settle`."""
-        table = self._tables.calls
-        conditions = (table.c.session_id == session_id, table.c.turn_id == turn_id, table.c.state.in_(sorted(ANSWERED)))
-        self._write(lambda link: link.execute(table.update().where(*conditions).values(told=True)))
+        calls = self._tables.calls
+        self._tell(calls.c.session_id == session_id, calls.c.turn_id == turn_id)
 
     def purge(self) -> int:
         """Forget calls and receipts older than a week, unless a live worker still runs the call; returns how many calls."""
@@ -240,6 +241,11 @@ class SqlJournal:
 
         return self._write(change)
 
+    def _tell(self, *conditions: Any, **values: Any) -> None:
+        calls = self._tables.calls
+        answered = calls.update().where(*conditions, calls.c.state.in_(self._tables.ANSWERED_STATES))
+        self._write(lambda link: link.execute(answered.values(told=True, **values)))
+
     def _first_row(self, link: sa.Connection, statement: sa.Executable, **names: Any) -> JournalRow | None:
         record = link.execute(statement, self._bound(**names)).mappings().first()
         return None if record is None else _row(record)
@@ -262,35 +268,16 @@ def _word(text: str | None) -> str | None:
     return None if text is None else text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _answer(text: str | None) -> StoredAnswer | None:
-    if text is None:
-        return None
-    stored = json.loads(text)
-    return StoredAnswer(stored["payload"], stored["handled"], stored["error"])
-
-
-_SHARED: Final = ("key", "state", "owner", "idempotent", "alive", "told", *IDENTIFYING)
-
-
 def _row(record: Mapping[Any, Any]) -> JournalRow:
+    names = ("key", "state", "owner", "idempotent", "alive", "told", *IDENTIFYING)
+    answer, late = (text and StoredAnswer(**json.loads(text)) for text in (record["response"], record["late_response"]))
     return JournalRow(
-        **{name: record[name] for name in _SHARED},
+        **{name: record[name] for name in names},
         lease_until=record["lease_until"] / MICRO,
         created_at=record["created_at"] / MICRO,
-        answer=_answer(record["response"]),
-        late=_answer(record["late_response"]),
+        answer=answer,
+        late=late,
     )
-
-
-def _make_folder(url: str) -> None:
-    """Make the folder of a SQLite database for this user only, where there is none."""
-    file = sqlite_file(url)
-    if file is None:
-        return
-    try:
-        make_folder(file.parent)
-    except OSError as error:
-        raise JournalUnavailable(f"the journal of calls cannot be opened: {error.strerror}", path=str(file)) from None
 
 
 def _set_durable(connection: Any, _record: object) -> None:

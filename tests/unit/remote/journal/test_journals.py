@@ -178,7 +178,7 @@ def test_revisions_are_one_chain() -> None:
     script = ScriptDirectory.from_config(config)
     found = [revision.revision for revision in script.walk_revisions()]
     assert found == [f"{number:04}" for number in range(len(found), 0, -1)]
-    assert script.get_current_head() == sql.newest()
+    assert script.get_current_head() == sql.NEWEST
 
 
 def test_a_newer_database_is_used_as_it_is(open_sql) -> None:
