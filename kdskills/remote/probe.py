@@ -35,7 +35,7 @@ from kdskills.remote.client.server import ENDED
 from kdskills.remote.client.wire import StdioTransport
 from kdskills.remote.labmodel import FakeResponses, texts_of
 from kdskills.remote.ports import AppServerError, AppServerGone, JsonObject, ServerProfile, WaitTimeoutError
-from kdskills.skills.private_files import private_folder
+from kdskills.skills.private_files import private_folder, replace_file
 
 if TYPE_CHECKING:
     from kdskills.remote.client.server import AppServer
@@ -58,22 +58,20 @@ def _digest(path: Path, folder: Path) -> str:
     return digest
 
 
-def fingerprint(launcher: Path, group: int | None, user_agent: str, folder: Path) -> str:
-    """Return the fingerprint of a program, of which a server may run now in process group *group*.
-
-    Digests of files are remembered in *folder*.
-    """
-    real = launcher.resolve()
+def fingerprint(server: AppServer, program: Path, state: Path) -> str:
+    """Return the fingerprint of a program, of which a server runs now; blocks."""
+    folder, real = probes_dir(state), program.resolve()
     programs = {real}
     for parent in real.parents:
         if parent.name == "node_modules":  # where npm puts the native programs its launcher may start
             programs.update(path for path in parent.parent.glob(_NATIVE) if path.is_file())
+    group = server.transport.pid if isinstance(server.transport, StdioTransport) else None
     for entry in Path("/proc").glob("[0-9]*") if group is not None else ():
         with contextlib.suppress(OSError, ValueError):  # a process that has ended, or belongs to another user
             if os.getpgid(int(entry.name)) == group:
                 programs.add((entry / "exe").resolve(strict=True))
     program_digests = sorted(_digest(path, folder) for path in programs)
-    return hashlib.sha256(json.dumps([program_digests, user_agent]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([program_digests, server.user_agent]).encode()).hexdigest()
 
 
 def read_object(path: Path) -> JsonObject | None:
@@ -88,19 +86,11 @@ def read_object(path: Path) -> JsonObject | None:
 def write_object(path: Path, value: JsonObject) -> None:
     """Write a JSON object so that readers see the old file or the new one, never half of one."""
     private_folder(path.parent)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, sort_keys=True)
-        Path(name).replace(path)
-    except BaseException:  # raised again: nothing half-written stays
-        Path(name).unlink(missing_ok=True)
-        raise
+    replace_file(path, json.dumps(value, indent=1, sort_keys=True).encode())
 
 
 FIRST: Final = "kdskills_probe_a"
 SECOND: Final = "kdskills_probe_b"
-THIRD: Final = "kdskills_probe_c"
 SPACE: Final = "kdskills_probe_ns"
 _TURN_S: Final = 15.0
 _NOBODY: Final = "00000000-0000-7000-8000-000000000000"
@@ -125,6 +115,8 @@ def a_tool(name: str) -> JsonObject:
 class Lab:
     """A server with a private, empty home, its fake model, the calls that reached this client, and what was found out."""
 
+    client: AsyncAppServerClient
+
     def __init__(self, binary: str, home: Path, model: FakeResponses) -> None:
         self._binary = binary
         self.home = home
@@ -132,13 +124,6 @@ class Lab:
         self.calls: list[str] = []
         self.findings: list[ServerFinding] = []
         self.profile = ServerProfile(unsubscribe=False)  # a question that is not asked proves nothing
-        self._client: AsyncAppServerClient | None = None
-
-    @property
-    def client(self) -> AsyncAppServerClient:
-        """The client; the lab is open."""
-        assert self._client is not None
-        return self._client
 
     def find(self, name: str, proven: bool, seen: str = "", **facts: Any) -> None:
         """Add a finding, with what follows from it for the profile."""
@@ -147,31 +132,31 @@ class Lab:
 
     async def open(self) -> None:
         """Start the server; one that runs is stopped before, and started again on the same home."""
-        await self.close()
-        self._client = await AsyncAppServerClient.spawn(
+        await self.aclose()
+        self.client = await AsyncAppServerClient.spawn(
             home=self.home, binary=self._binary, cwd=self.home, config=self.model.config, request_timeout_s=_TURN_S
         )
-        self._client.on_call = self._answer
+        self.client.on_call = self._answer
 
-    async def close(self) -> None:
-        """Stop the server."""
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+    async def aclose(self) -> None:
+        """Stop the server, if it was ever started."""
+        if hasattr(self, "client"):
+            await self.client.close()
 
     async def ask(self, method: str, **params: Any) -> JsonObject:
         """Send a request."""
-        answer = await self.client.server.request(method, **params)
+        answer = await self.client.request(method, **params)
         return answer if isinstance(answer, dict) else {}
 
-    async def begin(self, *tools: JsonObject) -> JsonObject:
-        """Begin a thread with tools and return the server's description of it."""
-        answer = await self.ask("thread/start", dynamicTools=list(tools), cwd=str(self.home), **START_ALONE)
-        thread = answer.get("thread")
-        if not isinstance(thread, dict) or not isinstance(thread.get("id"), str):
-            raise AppServerError("the app-server answered thread/start without a thread", method="thread/start")
-        self.client.server.threads.learn(thread, subscribed=True)
-        return thread
+    async def begin(self, *more_tools: JsonObject) -> str:
+        """Begin a thread with the first tool and perhaps more, and return its id."""
+        tools = [a_tool(FIRST), *more_tools]
+        answer = await self.ask("thread/start", dynamicTools=tools, cwd=str(self.home), **START_ALONE)
+        match answer:
+            case {"thread": {"id": str(thread_id)} as thread}:
+                self.client.server.threads.learn(thread, subscribed=True)
+                return thread_id
+        raise AppServerError("the app-server answered thread/start without a thread", method="thread/start")
 
     async def turn(self, thread_id: str, text: str, **params: Any) -> JsonObject:
         """Run a turn to its end and return the newest request the model got.
@@ -180,16 +165,10 @@ class Lab:
             WaitTimeoutError: It did not end.
         """
         threads = self.client.server.threads
-        items = [{"type": "text", "text": text}]
-        answer = await self.ask("turn/start", threadId=thread_id, input=items, **params)
-        turn_id = str((answer.get("turn") or {}).get("id"))
-
-        def ended() -> bool:
-            turn = threads.get(thread_id).turns.get(turn_id)
-            return turn is not None and turn.status in ENDED
-
-        if not await threads.until(ended, _TURN_S):
-            raise WaitTimeoutError("the probe's turn did not end", turn_id=turn_id)
+        answer = await self.ask("turn/start", threadId=thread_id, input=[{"type": "text", "text": text}], **params)
+        turn = threads.begin_turn(thread_id, answer.get("turn") or {})
+        if not await threads.until(lambda: turn.status in ENDED, _TURN_S):
+            raise WaitTimeoutError("the probe's turn did not end", turn_id=turn.id)
         return self.model.requests[-1] if self.model.requests else {}
 
     async def _answer(self, signal: AppServerSignal) -> object:
@@ -212,11 +191,10 @@ async def ask_namespaces(lab: Lab) -> None:
     """Whether namespaces are understood, and which tools the server shows by itself."""
     inside = {"type": "namespace", "name": SPACE, "description": "Probe.", "tools": [a_tool(SECOND)]}
     try:
-        thread = await lab.begin(a_tool(FIRST), inside)
+        thread_id = await lab.begin(inside)
     except AppServerError:
-        thread = await lab.begin(a_tool(FIRST))
-    request = await lab.turn(thread["id"], "!say probed")
-    visible = set(lab.model.visible_tools(request))
+        thread_id = await lab.begin()
+    visible = set(lab.model.visible_tools(await lab.turn(thread_id, "!say probed")))
     spaced = bool(visible & {f"{SPACE}.{SECOND}", f"{SPACE}__{SECOND}"})
     server_tools = {name for name in visible if "." not in name and not name.startswith("kdskills_probe")}
     lab.find("namespaces", spaced, namespaces=spaced)
@@ -234,44 +212,44 @@ async def ask_materialising(lab: Lab) -> None:
     ]
     proven: list[str] = []
     for name, write in writers:
-        thread = await lab.begin(a_tool(FIRST))
+        thread_id = await lab.begin()
         try:
-            await write(thread["id"])
+            await write(thread_id)
         except AppServerError:
             continue
-        if isinstance(thread.get("path"), str) and await asyncio.to_thread(Path(thread["path"]).exists):
+        path = lab.client.server.threads.get(thread_id).path
+        if isinstance(path, str) and await asyncio.to_thread(Path(path).exists):
             proven.append(name)
     lab.find("materialise", bool(proven), ", ".join(proven), materialise=tuple(proven))
 
 
 async def ask_context(lab: Lab) -> None:
     """Whether context reaches the model."""
-    thread = await lab.begin(a_tool(FIRST))
+    thread_id = await lab.begin()
     context = {"kdskills": {"kind": "application", "value": "kdskills probe context"}}
-    request = await lab.turn(thread["id"], "!say probed", additionalContext=context)
+    request = await lab.turn(thread_id, "!say probed", additionalContext=context)
     reached = any("kdskills probe context" in text for text in texts_of(request, "developer"))
     lab.find("context", reached, context=reached)
 
 
 async def ask_rewind(lab: Lab) -> None:
     """Which method rolls a turn back."""
-    thread = await lab.begin(a_tool(FIRST))
-    await lab.turn(thread["id"], "!say kept")
-    await lab.turn(thread["id"], "!say dropped")
+    thread_id = await lab.begin()
+    await lab.turn(thread_id, "!say kept")
+    await lab.turn(thread_id, "!say dropped")
     method = None
     try:
-        turns = await lab.ask("thread/turns/list", threadId=thread["id"])
-        newest = turns["data"][0]["id"]
-        await lab.ask("thread/revert", threadId=thread["id"], beforeTurnId=newest)
+        newest = (await lab.ask("thread/turns/list", threadId=thread_id))["data"][0]["id"]
+        await lab.ask("thread/revert", threadId=thread_id, beforeTurnId=newest)
         method = "revert"
     except (AppServerError, KeyError, IndexError, TypeError):
         try:
-            await lab.ask("thread/rollback", threadId=thread["id"], numTurns=1)
+            await lab.ask("thread/rollback", threadId=thread_id, numTurns=1)
             method = "rollback"
         except AppServerError as error:
             lab.find("rewind", False, str(error.details.get("server_message") or error))
             return
-    request = await lab.turn(thread["id"], "!say after")
+    request = await lab.turn(thread_id, "!say after")
     texts = texts_of(request, "user")
     rewound = "!say dropped" not in texts and "!say kept" in texts
     lab.find("rewind", rewound, method, rewind=method if rewound else None)
@@ -279,15 +257,15 @@ async def ask_rewind(lab: Lab) -> None:
 
 async def ask_roots(lab: Lab) -> None:
     """Whether extra skill roots reach a thread that is open."""
-    thread = await lab.begin(a_tool(FIRST))
-    await lab.turn(thread["id"], "!say before")
+    thread_id = await lab.begin()
+    await lab.turn(thread_id, "!say before")
     folder = lab.home / "kdskills-probe-roots"
     skill = folder / "kdskills-probe" / "SKILL.md"
     skill.parent.mkdir(parents=True)
     skill.write_text("---\nname: kdskills-probe\ndescription: Only a probe of kdskills.\n---\nNothing.\n", "utf-8")
     try:
         await lab.ask("skills/extraRoots/set", extraRoots=[str(folder)])
-        request = await lab.turn(thread["id"], "!say after")
+        request = await lab.turn(thread_id, "!say after")
         await lab.ask("skills/extraRoots/set", extraRoots=[])
     except AppServerError:
         request = {}
@@ -300,18 +278,18 @@ async def ask_roots(lab: Lab) -> None:
 
 async def ask_change(lab: Lab, *, strategy: str) -> None:
     """Whether replacing tool A by tool B by one strategy reaches the model, keeps history, and survives a restart."""
-    thread = (await lab.begin(a_tool(FIRST)))["id"]
-    await lab.turn(thread, f"!call {FIRST} {{}}")
+    thread_id = await lab.begin()
+    await lab.turn(thread_id, f"!call {FIRST} {{}}")
     trial = replace(lab.profile, native=strategy == "native", reload=strategy == "reload")
     changes = Changes(lab.client.server, trial, _no_bootstrap)
     flat = {key: value for key, value in a_tool(SECOND).items() if key != "type"}
     try:
-        await changes.make(strategy, thread, [flat])
+        await changes.make(strategy, thread_id, [flat])
     except (NotApplied, AppServerError) as problem:
         lab.find(strategy, False, f"not applied: {problem}")
         return
     before = len(lab.calls)
-    request = await lab.turn(thread, f"!call {SECOND} {{}}")
+    request = await lab.turn(thread_id, f"!call {SECOND} {{}}")
     fault = _fault(lab, request)
     if fault is None and lab.calls[before:] != [SECOND]:
         fault = "a call of the new tool did not arrive"
@@ -319,8 +297,8 @@ async def ask_change(lab: Lab, *, strategy: str) -> None:
         fault = "the history is gone"
     if fault is None:
         await lab.open()
-        await lab.client.server.resume(thread)
-        fault = _fault(lab, await lab.turn(thread, "!say again"), after=" after a restart")
+        await lab.client.server.resume(thread_id)
+        fault = _fault(lab, await lab.turn(thread_id, "!say again"), after=" after a restart")
     lab.find(strategy, fault is None, fault or "", **{strategy: fault is None})
 
 
@@ -412,31 +390,21 @@ async def probe(
     Raises:
         AppServerGone: The program is missing, or does not start.
     """
-    program = await asyncio.to_thread(find_binary, binary)
-    began = time.monotonic()
-    home = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="kdskills-probe-"))
-    try:
-        with FakeResponses() as model:
-            lab = Lab(str(program), home, model)
-            try:
-                await lab.open()
-                server = lab.client.server
-                mark = await fingerprint_of(server, program, state)
-                cached_report = None if force else await asyncio.to_thread(_read, state, mark)
-                if cached_report is not None:
-                    return replace(
-                        cached_report, binary=program, cached=True, seconds=round(time.monotonic() - began, 3)
-                    )
-                version = _VERSION.search(server.user_agent)
-                name = version[1] if version else server.user_agent
-                lab.profile = replace(lab.profile, name=name, user_agent=server.user_agent)
-                complete = await _ask_all(lab, timeout_s)
-            finally:
-                await lab.close()
-    finally:
-        await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
-    seconds = round(time.monotonic() - began, 3)
-    profile = replace(lab.profile, probed=complete)
+    began, program = time.monotonic(), await asyncio.to_thread(find_binary, binary)
+    temporary = tempfile.TemporaryDirectory(prefix="kdskills-probe-", ignore_cleanup_errors=True)
+    with temporary as home, FakeResponses() as model:
+        async with contextlib.aclosing(Lab(str(program), Path(home), model)) as lab:
+            await lab.open()
+            server = lab.client.server
+            mark = await asyncio.to_thread(fingerprint, server, program, state)
+            cached_report = None if force else await asyncio.to_thread(_read, state, mark)
+            if cached_report is not None:
+                return replace(cached_report, binary=program, cached=True, seconds=round(time.monotonic() - began, 3))
+            version = _VERSION.search(server.user_agent)
+            name = version[1] if version else server.user_agent
+            lab.profile = replace(lab.profile, name=name, user_agent=server.user_agent)
+            complete = await _ask_all(lab, timeout_s)
+    seconds, profile = round(time.monotonic() - began, 3), replace(lab.profile, probed=complete)
     report = ServerProbeReport(program, mark, profile, tuple(lab.findings), False, seconds, complete)
     if complete:
         await asyncio.to_thread(write_object, probes_dir(state) / f"{mark}.json", report.to_json())
@@ -446,18 +414,9 @@ async def probe(
 async def profile_for(server: AppServer, binary: str, *, state: Path) -> ServerProfile:
     """Return the profile of a running server that was started here, from the cache or by probing its binary."""
     program = await asyncio.to_thread(find_binary, binary)
-    mark = await fingerprint_of(server, program, state)
-    cached_report = await asyncio.to_thread(_read, state, mark)
-    if cached_report is not None:
-        return cached_report.profile
-    return (await probe(str(program), state=state)).profile
-
-
-async def fingerprint_of(server: AppServer, program: Path, state: Path) -> str:
-    """Return the fingerprint of a server that runs."""
-    transport = server.transport
-    group = transport.pid if isinstance(transport, StdioTransport) else None
-    return await asyncio.to_thread(fingerprint, program, group, server.user_agent, probes_dir(state))
+    mark = await asyncio.to_thread(fingerprint, server, program, state)
+    report = await asyncio.to_thread(_read, state, mark) or await probe(str(program), state=state)
+    return report.profile
 
 
 async def _ask_all(lab: Lab, timeout_s: float) -> bool:
@@ -467,11 +426,10 @@ async def _ask_all(lab: Lab, timeout_s: float) -> bool:
             for name, question in _QUESTIONS:
                 try:
                     await question(lab)
-                except AppServerError as error:
+                except (AppServerError, WaitTimeoutError) as error:
                     lab.find(name, False, str(error))
-                except WaitTimeoutError as error:
-                    lab.find(name, False, str(error))
-                    return False
+                    if isinstance(error, WaitTimeoutError):
+                        return False
     except TimeoutError:
         lab.find("time", False, f"not finished within {timeout_s:g} s")
         return False

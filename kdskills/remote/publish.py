@@ -10,12 +10,13 @@ one, and every session of it that publishes must see the same skills.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -36,62 +37,31 @@ from kdskills.turn import Granted, instruction_block
 
 if TYPE_CHECKING:
     from kdskills.remote.core import SessionCore
-    from kdskills.skills.model import Skill
+    from kdskills.remote.registry import RemoteSkill
     from kdskills.turn import SkillView
 
 
 PUBLIC: Final = "public"
 LONGEST_ROOT: Final = 64
+ROOTS: Final = "kdskills-roots"
+MAX_FILE: Final = 16 * 1024 * 1024
+MAX_PART: Final = 1024 * 1024
+"""Bytes of a reference a tool returns."""
+
+_SKILL_FILE: Final = "SKILL.md"
 _AS_TOOLS: Final = "publish with route='tools'"
 _FORBIDDEN: Final = re.compile(r"[^A-Za-z0-9_]")
+_PART: Final[JsonObject] = {
+    "type": "object",
+    "properties": {
+        "part": {"type": "string", "description": "Path of one reference of the skill; without it, its instructions."}
+    },
+    "additionalProperties": False,
+}
 
-
-def tool_names(view: SkillView, python_tools: Iterable[str]) -> dict[str, tuple[str, str | None]]:
-    """Return `{namespace.tool: (full id, tool id)}` of a view's listed skills; the tool id is None for the skill itself.
-
-    Raises:
-        CatalogError: Two skills or tools would have one name.
-    """
-    python_tool_ids = frozenset(python_tools)
-    names: dict[str, tuple[str, str | None]] = {}
-    for full_id, skill in view.listed.items():
-        top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
-        tool_ids = [tool.id for tool in skill.tools if tool.id in python_tool_ids]
-        for tool_id in (None, *tool_ids):
-            name = top if tool_id is None else f"{top}__{_FORBIDDEN.sub('_', tool_id)}"
-            if name in names:
-                raise _collision(name, names[name][0], full_id)
-            names[name] = (full_id, tool_id)
-    return names
-
-
-def root_names(view: SkillView) -> dict[str, str]:
-    """Return `{folder name: full id}` of a view's listed skills.
-
-    Raises:
-        CatalogError: Two skills would have one folder, or a name is too long.
-    """
-    names: dict[str, str] = {}
-    for full_id, skill in view.listed.items():
-        name = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
-        if len(name) > LONGEST_ROOT:
-            raise CatalogError(
-                f"the folder of {full_id} would be called {name}, which is longer than {LONGEST_ROOT} characters",
-                rule="root_name_long",
-                suggestion=f"shorten the skill's id, or {_AS_TOOLS}",
-            )
-        if name in names:
-            raise _collision(name, names[name], full_id)
-        names[name] = full_id
-    return names
-
-
-def _collision(name: str, first: str, second: str) -> CatalogError:
-    return CatalogError(
-        f"{first} and {second} would both be called {name}",
-        rule="published_twice",
-        suggestion="rename one of them, or grant only one to this consumer",
-    )
+Renew = Callable[[], "SkillView"]
+Names = dict[str, tuple[str, str | None]]
+"""`{name the model sees: (full id, tool id)}`; the tool id is None for the skill itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,171 +85,6 @@ class PublishReport:
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
 
-def receipts(texts: Mapping[str, tuple[str, tuple[Diagnostic, ...]]]) -> tuple[ReceiptSkillEntry, ...]:
-    """Return the entries of published texts for a receipt."""
-    return tuple(
-        ReceiptSkillEntry(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
-        for full_id, (text, _) in sorted(texts.items())
-    )
-
-
-def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]:
-    """Return the text of a skill with what it imports, dependencies first; empty when it is refused."""
-    resolution = view.resolve(full_id)
-    if not isinstance(resolution, Granted):
-        return "", ()
-    block = instruction_block(view, (resolution,))
-    return str(block), tuple(block.diagnostics)
-
-
-ROOTS: Final = "kdskills-roots"
-MAX_FILE: Final = 16 * 1024 * 1024
-_SKILL_FILE: Final = "SKILL.md"
-
-
-async def publish_roots(core: SessionCore, view: SkillView) -> PublishReport:
-    """Publish by route `roots`; see `publish`."""
-    core.live()
-    home = _owned_home(core)
-    check_same_view(view, (session.view_digest for session in other_sessions(core)))
-    names = root_names(view)
-    texts = {full_id: text_of(view, full_id) for full_id in view.listed}
-    bodies = {full_id: text for full_id, (text, _) in texts.items()}
-    folder, notes = await core.owner.blocking(_write, home, view, names, bodies)
-    try:
-        await _set_roots(core, [str(folder)])
-    except BaseException:  # raised again: a folder that the server does not use is deleted
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    old, core.roots_folder = core.roots_folder, str(folder)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
-    core.roots_digest = core.view_digest = view.digest
-    core.published = receipts(texts)
-    diagnostics = (*(note for _, notes_of in texts.values() for note in notes_of), *notes)
-    return PublishReport("roots", view.digest, MappingProxyType(names), core.published, str(folder), diagnostics)
-
-
-async def take_roots_away(core: SessionCore) -> None:
-    """Remove the roots of this session from the server's list; roots of another session stay."""
-    folder = core.roots_folder
-    if folder is None:
-        return
-    folders = [session.roots_folder for session in other_sessions(core) if session.roots_folder is not None]
-    await _set_roots(core, folders[-1:])
-    core.roots_folder = core.roots_digest = None
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def other_sessions(core: SessionCore) -> list[SessionCore]:
-    """Return the other open sessions of the same server."""
-    return [session for session in core.owner.sessions() if session is not core]
-
-
-async def _set_roots(core: SessionCore, folders: list[str]) -> None:
-    await core.owner.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
-
-
-def _owned_home(core: SessionCore) -> Path:
-    """Return the home of a server this client started over its pipes.
-
-    Raises:
-        CatalogError: Another program started the server, or it does not support roots.
-    """
-    client = core.owner.client
-    home = getattr(client, "codex_home", None)
-    if not getattr(client, "owned", False) or not isinstance(home, str):
-        raise CatalogError(
-            "roots are seen by every session of a server, so only a server this client started is given any",
-            rule="roots_not_owned",
-            suggestion=f"start the server with spawn(), or {_AS_TOOLS}",
-        )
-    if core.owner.profile.probed and not core.owner.profile.extra_roots:
-        raise CatalogError(
-            "this server does not take skill roots",
-            rule="roots_unknown",
-            suggestion=f"{_AS_TOOLS}, or use a newer server",
-        )
-    return Path(home)
-
-
-def check_same_view(view: SkillView, digests: Iterable[str | None]) -> None:
-    """Refuse a view that differs from those published by other sessions, because every session of a server sees all roots."""
-    if any(digest not in {None, view.digest} for digest in digests):
-        raise CatalogError(
-            "another session of this server published other skills, and roots are seen by every session",
-            rule="roots_differ",
-            suggestion=f"give each view a server of its own, or {_AS_TOOLS}",
-        )
-
-
-def _write(
-    home: Path, view: SkillView, names: dict[str, str], texts: dict[str, str]
-) -> tuple[Path, tuple[Diagnostic, ...]]:
-    """Write the skills into a fresh folder below the server's home, readable by this user only.
-
-    Raises:
-        CatalogError: The folder cannot be written; whatever was written is deleted again.
-    """
-    top = folder = home / ROOTS
-    notes: list[Diagnostic] = []
-    try:
-        private_folder(top)
-        folder = Path(tempfile.mkdtemp(dir=top))
-        for name, full_id in names.items():
-            skill = view.listed[full_id]
-            target = folder / name
-            make_folder(target)
-            head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
-            write_private(target / _SKILL_FILE, f"---\n{head}---\n{texts[full_id]}\n")
-            notes += _copy_files(skill, target)
-    except BaseException as error:
-        if folder != top:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise CatalogError(
-                f"the skills cannot be written to {folder}: {error.strerror or error}",
-                rule="roots_not_written",
-                suggestion=f"make room in the server's home, or {_AS_TOOLS}",
-            ) from error
-        raise
-    return folder, tuple(notes)
-
-
-def _copy_files(skill: Skill, target: Path) -> list[Diagnostic]:
-    """Copy the further files of a skill; return a warning for each link and each file that cannot be read."""
-    if skill.folder is None:
-        return []
-    notes = []
-    for entry in walk_tree(skill.folder):
-        if entry.path == _SKILL_FILE:
-            continue
-        try:
-            data = read_file(skill.folder, entry.path, limit=MAX_FILE).data
-        except FileRefused as error:
-            message = f"{entry.path} is not published: {error.message}"
-            notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))
-            continue
-        target_file = target / entry.path
-        make_folder(target_file.parent)
-        write_private(target_file, data)
-    return notes
-
-
-Renew = Callable[[], "SkillView"]
-
-MAX_PART: Final = 1024 * 1024
-"""Bytes of a reference a tool returns."""
-
-_PART: Final[JsonObject] = {
-    "type": "object",
-    "properties": {
-        "part": {"type": "string", "description": "Path of one reference of the skill; without it, its instructions."}
-    },
-    "additionalProperties": False,
-}
-
-
 async def publish(
     core: SessionCore,
     view: SkillView,
@@ -297,41 +102,187 @@ async def publish(
     if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
     async with core.owner.turnstile(ROOTS):  # one at a time: each is compared with what other sessions published
-        if route == "roots":
-            report = await publish_roots(core, view)
-            _withdraw(core, keep=())
-            return report
-        report = publish_tools(core, view, python_tools=python_tools or {}, renew=renew)
-        await take_roots_away(core)
-        return report
+        home = _owned_home(core) if route == "roots" else None
+        sessions = _other_sessions(core)
+        digests = {session.view_digest if home is not None else session.roots_digest for session in sessions}
+        if digests - {None, view.digest}:
+            raise CatalogError(
+                "another session of this server published other skills, and roots are seen by every session",
+                rule="roots_differ",
+                suggestion=f"give each view a server of its own, or {_AS_TOOLS}",
+            )
+        names = root_names(view) if home is not None else tool_names(view, python_tools or {})
+        texts = {full_id: text_of(view, full_id) for full_id in view.listed}
+        notes = [note for _, text_notes in texts.values() for note in text_notes]
+        if home is None:
+            _replace_tools(core, names, _tool_skills(core, view, names, python_tools or {}, renew or (lambda: view)))
+        else:
+            notes += await _replace_roots(core, home, view, names, {key: text for key, (text, _) in texts.items()})
+            _replace_tools(core, (), ())
+        core.view_digest = view.digest
+        core.published = tuple(
+            ReceiptSkillEntry(full_id, hashlib.sha256(text.encode("utf-8", "replace")).hexdigest())
+            for full_id, (text, _) in sorted(texts.items())
+        )
+        if home is None:
+            await take_roots_away(core)
+        reverse = MappingProxyType({name: full_id for name, (full_id, _) in names.items()})
+        shown: Literal["tools", "roots"] = "tools" if home is None else "roots"
+        return PublishReport(shown, view.digest, reverse, core.published, core.roots_folder, tuple(notes))
 
 
-def _withdraw(core: SessionCore, keep: Iterable[str]) -> None:
-    """Unregister the skills published as tools, except those named in *keep*."""
-    for name in _published_names(core) - set(keep):
-        core.registry.unregister(name)
-    core.published_tools = {}
+async def take_roots_away(core: SessionCore) -> None:
+    """Remove the roots of this session from the server's list; roots of another session stay."""
+    folder = core.roots_folder
+    if folder is None:
+        return
+    folders = [session.roots_folder for session in _other_sessions(core) if session.roots_folder is not None]
+    await _set_roots(core, folders[-1:])
+    core.roots_folder = core.roots_digest = None
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def _published_names(core: SessionCore) -> set[str]:
-    """Return the names whose base is a published skill; the program may have registered its own function instead."""
-    bases, published = core.registry.bases(), core.published_tools
-    return {skill.qualified_name for skill in bases if published.get(skill.qualified_name) is skill}
+def tool_names(view: SkillView, python_tools: Collection[str]) -> Names:
+    """Return the names `namespace.tool` of a view's listed skills and of their Python tools.
+
+    Raises:
+        CatalogError: Two skills or tools would have one name.
+    """
+    names: Names = {}
+    for full_id, skill in view.listed.items():
+        top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
+        _add_name(names, top, full_id)
+        for tool in skill.tools:
+            if tool.id in python_tools:
+                _add_name(names, f"{top}__{_FORBIDDEN.sub('_', tool.id)}", full_id, tool.id)
+    return names
 
 
-def publish_tools(
-    core: SessionCore,
-    view: SkillView,
-    *,
-    python_tools: Mapping[str, Callable[..., Any]],
-    renew: Renew | None,
-) -> PublishReport:
-    """Publish by route `tools`; see `publish`."""
-    check_same_view(view, (session.roots_digest for session in other_sessions(core)))
-    names = tool_names(view, python_tools)
-    texts = {full_id: text_of(view, full_id) for full_id in view.listed}
-    look = renew or (lambda: view)
-    new_skills = []
+def root_names(view: SkillView) -> Names:
+    """Return the folder names of a view's listed skills.
+
+    Raises:
+        CatalogError: Two skills would have one folder, or a name is too long.
+    """
+    names: Names = {}
+    for full_id, skill in view.listed.items():
+        name = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
+        if len(name) > LONGEST_ROOT:
+            raise CatalogError(
+                f"the folder of {full_id} would be called {name}, which is longer than {LONGEST_ROOT} characters",
+                rule="root_name_long",
+                suggestion=f"shorten the skill's id, or {_AS_TOOLS}",
+            )
+        _add_name(names, name, full_id)
+    return names
+
+
+def _add_name(names: Names, name: str, full_id: str, tool_id: str | None = None) -> None:
+    if name in names:
+        raise CatalogError(
+            f"{names[name][0]} and {full_id} would both be called {name}",
+            rule="published_twice",
+            suggestion="rename one of them, or grant only one to this consumer",
+        )
+    names[name] = (full_id, tool_id)
+
+
+def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]:
+    """Return the text of a skill with what it imports, dependencies first; empty when it is refused."""
+    resolution = view.resolve(full_id)
+    if not isinstance(resolution, Granted):
+        return "", ()
+    block = instruction_block(view, (resolution,))
+    return str(block), tuple(block.diagnostics)
+
+
+def _other_sessions(core: SessionCore) -> list[SessionCore]:
+    return [session for session in core.owner.sessions() if session is not core]
+
+
+def _owned_home(core: SessionCore) -> Path:
+    """Return the home of a server this client started over its pipes.
+
+    Raises:
+        CatalogError: Another program started the server, or it does not support roots.
+    """
+    core.live()
+    client = core.owner.client
+    home = getattr(client, "codex_home", None)
+    if not getattr(client, "owned", False) or not isinstance(home, str):
+        raise CatalogError(
+            "roots are seen by every session of a server, so only a server this client started is given any",
+            rule="roots_not_owned",
+            suggestion=f"start the server with spawn(), or {_AS_TOOLS}",
+        )
+    if core.owner.profile.probed and not core.owner.profile.extra_roots:
+        raise CatalogError(
+            "this server does not take skill roots",
+            rule="roots_unknown",
+            suggestion=f"{_AS_TOOLS}, or use a newer server",
+        )
+    return Path(home)
+
+
+async def _set_roots(core: SessionCore, folders: list[str]) -> None:
+    await core.owner.call(core.owner.client.request, "skills/extraRoots/set", extraRoots=folders)
+
+
+async def _replace_roots(
+    core: SessionCore, home: Path, view: SkillView, names: Names, texts: dict[str, str]
+) -> list[Diagnostic]:
+    """Give the server a new folder of skills in place of this session's last one; returns warnings about files left out."""
+    with contextlib.ExitStack() as failing:
+        try:
+            folder, notes = await core.owner.blocking(_write, home, view, names, texts, failing)
+        except OSError as error:
+            raise CatalogError(
+                f"the skills cannot be written to {home / ROOTS}: {error.strerror or error}",
+                rule="roots_not_written",
+                suggestion=f"make room in the server's home, or {_AS_TOOLS}",
+            ) from error
+        await _set_roots(core, [folder])
+        failing.pop_all()
+    old, core.roots_folder, core.roots_digest = core.roots_folder, folder, view.digest
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+    return notes
+
+
+def _write(
+    home: Path, view: SkillView, names: Names, texts: dict[str, str], failing: contextlib.ExitStack
+) -> tuple[str, list[Diagnostic]]:
+    """Write the skills into a fresh folder below the server's home, readable by this user only; *failing* deletes it.
+
+    Links, and files that cannot be read, are left out with a warning.
+    """
+    folder = Path(tempfile.mkdtemp(dir=private_folder(home / ROOTS)))
+    failing.callback(shutil.rmtree, folder, ignore_errors=True)
+    notes = []
+    for name, (full_id, _) in names.items():
+        skill, target = view.listed[full_id], make_folder(folder / name)
+        head = yaml.safe_dump({"name": name, "description": skill.description}, sort_keys=False, allow_unicode=True)
+        write_private(target / _SKILL_FILE, f"---\n{head}---\n{texts[full_id]}\n")
+        if skill.folder is None:
+            continue
+        for entry in walk_tree(skill.folder):
+            if entry.path == _SKILL_FILE:
+                continue
+            try:
+                data = read_file(skill.folder, entry.path, limit=MAX_FILE).data
+            except FileRefused as error:
+                message = f"{entry.path} is not published: {error.message}"
+                notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))
+                continue
+            make_folder((target / entry.path).parent)
+            write_private(target / entry.path, data)
+    return str(folder), notes
+
+
+def _tool_skills(
+    core: SessionCore, view: SkillView, names: Names, python_tools: Mapping[str, Callable[..., Any]], look: Renew
+) -> list[RemoteSkill]:
+    skills = []
     for name, (full_id, tool_id) in names.items():
         skill = view.listed[full_id]
         if tool_id is None:
@@ -343,20 +294,25 @@ def publish_tools(
             options = {"description": next(reasons, None) or None}
             handler = _guarded(look, name, full_id, python_tools[tool_id])
         namespace, _, tool = name.rpartition(".")
-        new_skills.append(core.registry.build(tool, handler, namespace=namespace, **options))
-    published = _published_names(core)
+        skills.append(core.registry.build(tool, handler, namespace=namespace, **options))
+    return skills
+
+
+def _replace_tools(core: SessionCore, names: Collection[str], skills: Sequence[RemoteSkill]) -> None:
+    """Register skills in place of those published before; what the program registered itself stays."""
+    published = {
+        skill.qualified_name
+        for skill in core.registry.bases()
+        if core.published_tools.get(skill.qualified_name) is skill
+    }
     others = [entry for entry in core.registry.skills() if entry.qualified_name not in published]
     neighbours = [(entry.namespace, entry.name) for entry in others]
     # All are checked before the first change, so that all are published or none.
-    for entry in new_skills:
+    for entry in skills:
         check_neighbours(entry.namespace, entry.name, neighbours)
-    _withdraw(core, keep=names)
-    core.published_tools = {entry.qualified_name: core.registry.register(entry) for entry in new_skills}
-    core.published = receipts(texts)
-    core.view_digest = view.digest
-    diagnostics = tuple(note for _, notes in texts.values() for note in notes)
-    reverse = {name: full_id for name, (full_id, _) in names.items()}
-    return PublishReport("tools", view.digest, MappingProxyType(reverse), core.published, None, diagnostics)
+    for name in published.difference(names):
+        core.registry.unregister(name)
+    core.published_tools = {entry.qualified_name: core.registry.register(entry) for entry in skills}
 
 
 def _reader(look: Renew, name: str, full_id: str) -> Callable[..., Any]:
