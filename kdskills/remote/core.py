@@ -68,10 +68,8 @@ class FacadeCore:
     @property
     def profile(self) -> ServerProfile:
         """The rules in force: those passed to the facade, the client's, or those of Codex."""
-        if self._profile is not None:
-            return self._profile
-        client_profile = getattr(self.client, "profile", None)
-        return client_profile if isinstance(client_profile, ServerProfile) else ServerProfile.codex()
+        profile = self._profile or getattr(self.client, "profile", None)
+        return profile if isinstance(profile, ServerProfile) else ServerProfile.codex()
 
     @property
     def backend(self) -> CatalogBackend | None:
@@ -91,10 +89,15 @@ class FacadeCore:
         Raises:
             TypeError: A sync facade got an awaitable, which is closed: the client is an async one.
         """
-        if not self.asynchronous:
-            return await on_waiting_thread(partial(_answered, function, *arguments, **keywords))
-        answer = function(*arguments, **keywords)
-        return await answer if inspect.isawaitable(answer) else answer
+        if self.asynchronous:
+            answer = function(*arguments, **keywords)
+            return await answer if inspect.isawaitable(answer) else answer
+        answer = await on_waiting_thread(partial(function, *arguments, **keywords))
+        if inspect.isawaitable(answer):
+            discard(answer)
+            name = getattr(function, "__qualname__", type(function).__name__)
+            raise TypeError(f"{name} returned an awaitable; use AsyncRemoteSkillsFacade with an async client")
+        return answer
 
     async def blocking(self, function: Callable[..., T], /, *arguments: Any) -> T:
         """Call a function that blocks, without blocking the loop."""
@@ -155,21 +158,11 @@ class FacadeCore:
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:
         """Record that a turn ended; after a completed one the model has seen every answer."""
-        with self._lock:
-            core = self._sessions.get(session_id)
+        core = self._sessions.get(session_id)
         if core is not None and core.active_turn == turn_id:
             core.active = None
         if status == "completed":
             await self.blocking(self.dispatcher.journal.settle, session_id, turn_id)
-
-
-def _answered(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    answer = function(*arguments, **keywords)
-    if inspect.isawaitable(answer):
-        discard(answer)
-        name = getattr(function, "__qualname__", type(function).__name__)
-        raise TypeError(f"{name} returned an awaitable; use AsyncRemoteSkillsFacade with an async client")
-    return answer
 
 
 class SessionCore:

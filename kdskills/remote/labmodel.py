@@ -2,7 +2,7 @@
 
 What the model was shown is the only evidence that a catalog change worked, so every request is kept, and `visible_tools`
 reads a request the way a model would. The probe and the tests speak to the same fake; no tokens are spent and no login is
-needed. Only the standard library is used.
+needed.
 
 A *brain* takes the request's body and returns the items of the answer, made by `say` and `call`::
 
@@ -40,6 +40,7 @@ _USAGE: Final = {
     "total_tokens": 2,
 }
 _DECLARED: Final = re.compile(r"declare const tools: \{ (\w+)\(")
+_WINDOWS: Final = {"gzip": (31,), "deflate": (15, -15), "identity": ()}  # zlib's bits; some leave deflate's frame out
 _call_numbers = itertools.count(1)  # ids differ between all fakes of a process
 
 
@@ -69,32 +70,29 @@ def call(
     return item if namespace is None else {**item, "namespace": namespace}
 
 
-def _texts(content: object) -> Iterator[str]:
-    """Give the texts of a message's content, whatever its shape."""
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, list):
-        for part in content:
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                yield part["text"]
+def _items(request: JsonObject) -> list[JsonObject]:
+    entries = request.get("input")
+    return [item for item in entries if isinstance(item, dict)] if isinstance(entries, list) else []
+
+
+def _texts(content: object) -> list[str]:
+    """Return the texts of a message's content, whatever its shape."""
+    parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+    return [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
 def texts_of(request: JsonObject, role: str) -> list[str]:
     """Return the texts of every message of *role* in a request's input, oldest first."""
-    entries = request.get("input")
-    items = [item for item in entries if isinstance(item, dict)] if isinstance(entries, list) else []
-    messages = [item for item in items if item.get("type", "message") == "message" and item.get("role") == role]
-    return [text for item in messages for text in _texts(item.get("content"))]
+    messages = [item for item in _items(request) if item.get("type", "message") == "message"]
+    return [text for item in messages if item.get("role") == role for text in _texts(item.get("content"))]
 
 
 def tool_outputs(request: JsonObject) -> dict[str, str]:
     """Return what the model reads as the outcome of each call, by call id."""
-    outputs: dict[str, str] = {}
-    for item in request.get("input") or []:
-        if isinstance(item, dict) and item.get("type") in {"function_call_output", "custom_tool_call_output"}:
-            output = item.get("output")
-            outputs[str(item.get("call_id"))] = output if isinstance(output, str) else "\n".join(_texts(output))
-    return outputs
+    outputs = [
+        item for item in _items(request) if item.get("type") in {"function_call_output", "custom_tool_call_output"}
+    ]
+    return {str(item.get("call_id")): "\n".join(_texts(item.get("output"))) for item in outputs}
 
 
 def visible_tools(request: JsonObject) -> list[str]:
@@ -103,26 +101,19 @@ def visible_tools(request: JsonObject) -> list[str]:
     Tools stand in `tools`, inside its namespace entries, or, for models that write code, as declarations in the text of an
     `exec` tool of the newest `additional_tools` input item.
     """
-    tools = request.get("tools")
-    if not tools:
-        tools = []
-        for item in request.get("input") or []:
-            if isinstance(item, dict) and item.get("type") == "additional_tools":
-                tools = item.get("tools") or []
-    return sorted(set(_names(tools, None)))
+    additional = [item.get("tools") for item in _items(request) if item.get("type") == "additional_tools"]
+    return sorted(set(_names(request.get("tools") or (additional[-1] if additional else None), "")))
 
 
-def _names(tools: object, namespace: str | None) -> Iterator[str]:
+def _names(tools: object, prefix: str) -> Iterator[str]:
     for tool in tools if isinstance(tools, list) else []:
-        if not isinstance(tool, dict):
-            continue
-        name = tool.get("name") or tool.get("type")
+        name = (tool.get("name") or tool.get("type")) if isinstance(tool, dict) else None
         if not isinstance(name, str):
             continue
         if tool.get("type") == "namespace":
-            yield from _names(tool.get("tools"), name)
+            yield from _names(tool.get("tools"), f"{name}.")
             continue
-        yield f"{namespace}.{name}" if namespace else name
+        yield prefix + name
         if name == "exec" and isinstance(tool.get("description"), str):
             yield from _DECLARED.findall(tool["description"])
 
@@ -133,18 +124,18 @@ def default_brain(request: JsonObject) -> list[JsonObject]:
     A name with a point is a tool of a namespace. Lines of other text are left alone; when nothing is left to do, the answer
     is the output of the last call, or `ok`.
     """
-    items = [item for item in request.get("input") or [] if isinstance(item, dict)]
+    items = _items(request)
     newest = max((index for index, item in enumerate(items) if _commands(item)), default=None)
     if newest is None:
         return [say("ok")]
     done = [item for item in items[newest + 1 :] if item.get("type") == "function_call"]
-    remaining = _commands(items[newest])[len(done) :]
-    if remaining and remaining[0][0] == "call":
-        name, _, arguments = remaining[0][1].partition(" ")
-        namespace, _, bare = name.rpartition(".")
-        return [call(bare, arguments.strip() or "{}", namespace=namespace or None)]
-    if remaining:
-        return [say(remaining[0][1])]
+    match _commands(items[newest])[len(done) :]:
+        case [("say", text), *_]:
+            return [say(text)]
+        case [(_, text), *_]:
+            name, _, arguments = text.partition(" ")
+            namespace, _, bare = name.rpartition(".")
+            return [call(bare, arguments.strip() or "{}", namespace=namespace or None)]
     outputs = tool_outputs({"input": items[newest + 1 :]})
     return [say(list(outputs.values())[-1] if outputs else "ok")]
 
@@ -223,7 +214,9 @@ class FakeResponses:
     @property
     def config_args(self) -> list[str]:
         """`config` as arguments of the command line: `-c`, `key=value`, with values in TOML."""
-        return [arg for key, value in self.config.items() for arg in ("-c", f"{key}={_toml(value)}")]
+        from kdskills.remote.client.server import app_server_command  # testing imports this module without the client
+
+        return app_server_command("", self.config)[2:]
 
     def wait_for(self, count: int, timeout_s: float = 30.0) -> list[JsonObject]:
         """Wait until *count* requests came in all, and return them.
@@ -246,10 +239,9 @@ class FakeResponses:
             self.requests.append(body)
             number = len(self.requests)
             self._came.notify_all()
-        items = list(self.brain(body))
         response: JsonObject = {"id": f"resp_{number}"}
         events: list[JsonObject] = [{"type": "response.created", "response": response}]
-        for index, item in enumerate(items):
+        for index, item in enumerate(self.brain(body)):
             done = {"id": f"item_{number}_{index}", **item}
             events.append({"type": "response.output_item.done", "output_index": index, "item": done})
         events.append({"type": "response.completed", "response": {**response, "usage": _USAGE}})
@@ -260,11 +252,8 @@ def _dump(value: object) -> bytes:
     return json.dumps(value).encode()  # ASCII, so no line separator of any alphabet ends an event early
 
 
-def _toml(value: object) -> str:
-    """Return a value as inline TOML; JSON's strings, numbers and booleans are TOML's."""
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}={_toml(item)}" for key, item in value.items()) + "}"
-    return json.dumps(value)
+def _fault(status: int, message: str) -> bytes:
+    return _dump({"error": {"message": message, "code": status}})
 
 
 class _ResponsesServer(ThreadingHTTPServer):
@@ -303,18 +292,17 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer `/v1/models` with an empty list."""
         if self.path.partition("?")[0] == "/v1/models":
-            self._reply(200, _dump({"object": "list", "data": [], "models": []}), "application/json")
+            self._reply(200, _dump({"object": "list", "data": [], "models": []}))
         else:
-            self._refuse(404, f"no such path: {self.path}")
+            self._reply(404, _fault(404, f"no such path: {self.path}"))
 
     def do_POST(self) -> None:
         """Answer `/v1/responses`."""
         try:
-            events = self.server.fake.answer(self._request())
+            status, body, kind = 200, self.server.fake.answer(self._request()), "text/event-stream"
         except ModelFailure as failure:
-            self._refuse(failure.status, str(failure))
-        else:
-            self._reply(200, events, "text/event-stream")
+            status, body, kind = failure.status, _fault(failure.status, str(failure)), "application/json"
+        self._reply(status, body, kind)
 
     def _request(self) -> JsonObject:
         """Return the body, unpacked; one that is refused is a `ModelFailure`."""
@@ -322,13 +310,11 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdigit() or int(length) > MAX_BODY:
             self.close_connection = True  # what follows cannot be told from the next request
             raise ModelFailure(413 if length.isdigit() else 411, "a body needs a length of at most 64 MiB")
-        raw: bytes | None = self.rfile.read(int(length))
+        body = self.rfile.read(int(length))
         coding = self.headers.get("Content-Encoding", "identity").strip().lower()
-        windows = {"gzip": (31,), "deflate": (15, -15), "identity": ()}.get(coding)
-        if windows is None:
+        if coding not in _WINDOWS:
             raise ModelFailure(415, f"unknown content encoding: {coding}")
-        if windows:
-            raw = next(filter(None, (_unpack(raw or b"", bits) for bits in windows)), None)
+        raw = _unpack(body, coding)
         if raw is None:
             raise ModelFailure(400, f"the body is not {coding}, or longer than 64 MiB")
         if self.path.partition("?")[0] != "/v1/responses":
@@ -341,10 +327,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise ModelFailure(400, "the body is not an object")
         return request
 
-    def _refuse(self, status: int, message: str) -> None:
-        self._reply(status, _dump({"error": {"message": message, "code": status}}), "application/json")
-
-    def _reply(self, status: int, body: bytes, kind: str) -> None:
+    def _reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -358,11 +341,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: what came is in `requests`."""
 
 
-def _unpack(raw: bytes, bits: int) -> bytes | None:
+def _unpack(raw: bytes, coding: str) -> bytes | None:
     """Return *raw* unpacked whole; None when it is damaged, cut short or longer than a body may be."""
-    unpacker = zlib.decompressobj(bits)
-    try:
-        unpacked = unpacker.decompress(raw, MAX_BODY)
-    except zlib.error:
-        return None
-    return unpacked if unpacker.eof else None
+    for bits in _WINDOWS[coding]:
+        unpacker = zlib.decompressobj(bits)
+        with suppress(zlib.error):
+            unpacked = unpacker.decompress(raw, MAX_BODY)
+            if unpacker.eof:
+                return unpacked
+    return raw if coding == "identity" else None

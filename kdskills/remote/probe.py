@@ -159,11 +159,7 @@ class Lab:
         raise AppServerError("the app-server answered thread/start without a thread", method="thread/start")
 
     async def turn(self, thread_id: str, text: str, **params: Any) -> JsonObject:
-        """Run a turn to its end and return the newest request the model got.
-
-        Raises:
-            WaitTimeoutError: It did not end.
-        """
+        """Run a turn to its end and return the newest request the model got."""
         threads = self.client.server.threads
         answer = await self.ask("turn/start", threadId=thread_id, input=[{"type": "text", "text": text}], **params)
         turn = threads.begin_turn(thread_id, answer.get("turn") or {})

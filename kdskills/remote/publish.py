@@ -143,11 +143,7 @@ async def take_roots_away(core: SessionCore) -> None:
 
 
 def tool_names(view: SkillView, python_tools: Collection[str]) -> Names:
-    """Return the names `namespace.tool` of a view's listed skills and of their Python tools.
-
-    Raises:
-        CatalogError: Two skills or tools would have one name.
-    """
+    """Return the names `namespace.tool` of a view's listed skills and of their Python tools."""
     names: Names = {}
     for full_id, skill in view.listed.items():
         top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
@@ -159,11 +155,7 @@ def tool_names(view: SkillView, python_tools: Collection[str]) -> Names:
 
 
 def root_names(view: SkillView) -> Names:
-    """Return the folder names of a view's listed skills.
-
-    Raises:
-        CatalogError: Two skills would have one folder, or a name is too long.
-    """
+    """Return the folder names of a view's listed skills."""
     names: Names = {}
     for full_id, skill in view.listed.items():
         name = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
@@ -201,11 +193,7 @@ def _other_sessions(core: SessionCore) -> list[SessionCore]:
 
 
 def _owned_home(core: SessionCore) -> Path:
-    """Return the home of a server this client started over its pipes.
-
-    Raises:
-        CatalogError: Another program started the server, or it does not support roots.
-    """
+    """Return the home of the server; raises `CatalogError` for one that this client did not start, or without roots."""
     core.live()
     client = core.owner.client
     home = getattr(client, "codex_home", None)
@@ -252,10 +240,7 @@ async def _replace_roots(
 def _write(
     home: Path, view: SkillView, names: Names, texts: dict[str, str], failing: contextlib.ExitStack
 ) -> tuple[str, list[Diagnostic]]:
-    """Write the skills into a fresh folder below the server's home, readable by this user only; *failing* deletes it.
-
-    Links, and files that cannot be read, are left out with a warning.
-    """
+    """Write the skills into a fresh private folder, which *failing* deletes; returns warnings about links and unreadable files."""
     folder = Path(tempfile.mkdtemp(dir=private_folder(home / ROOTS)))
     failing.callback(shutil.rmtree, folder, ignore_errors=True)
     notes = []

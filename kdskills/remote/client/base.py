@@ -491,10 +491,7 @@ class AsyncAppServerClient:
         return await cls._open(AppServer(connector, options, local=local, owned=False), options)
 
     async def _mend(self) -> None:
-        """Restore first lines that a crash left unreadable, if the running server's files are on this machine.
-
-        A thread the server still has open is left alone: it would go on writing to the file that was replaced.
-        """
+        """Restore first lines that a crash left unreadable, if the running server's files are on this machine."""
         if not self.server.local or self.server.codex_home is None:
             return
         home = Path(self.server.codex_home)
@@ -505,7 +502,9 @@ class AsyncAppServerClient:
             loaded = [thread_id async for thread_id in self.server.pages("thread/loaded/list")]
         except AppServerError:
             return  # without that list, any of these threads may be open
-        for path in broken:
+        for (
+            path
+        ) in broken:  # what the server has open is left alone: it would go on writing to the file that was replaced
             if rollout.backup_owner(path) not in loaded:
                 await asyncio.to_thread(rollout.mend, home, path)
 

@@ -322,12 +322,6 @@ class AppServer:
         options: The client's options.
         local: Whether the server's files are on this machine.
         owned: Whether this client started it and is its only user.
-
-    Attributes:
-        pending: The calls of the present connection.
-        transport: The transport of the present connection.
-        user_agent: What the server calls itself.
-        codex_home: Its home, as it says.
     """
 
     def __init__(self, connector: Connector, options: ClientOptions, *, local: bool, owned: bool) -> None:
@@ -336,11 +330,11 @@ class AppServer:
         self.local = local
         self.owned = owned
         self.threads = WatchedThreads()
-        self.user_agent = ""
-        self.codex_home: str | None = None
+        self.user_agent = ""  # what the server calls itself
+        self.codex_home: str | None = None  # its home, as it says
         self.on_call: Callable[[PendingCall], None] | None = None
         self.on_event: Callable[[str, JsonObject], None] | None = None
-        self.transport: Transport | None = None
+        self.transport: Transport | None = None  # of the present connection, as are the next two
         self._peer: Peer | None = None
         self.pending = PendingCalls()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -362,12 +356,7 @@ class AppServer:
         return self._reconnecting is not None and not self._reconnecting.done()
 
     async def open(self) -> None:
-        """Connect and initialize the connection; requests may be sent afterwards.
-
-        Raises:
-            AppServerGone: The server cannot be reached, it ended, or this client is closed.
-            AppServerError: The server refused to initialize the connection.
-        """
+        """Connect and initialize the connection; raises `AppServerGone`, also when this client is closed, or `AppServerError`."""
         transport, pending = await self._connector(), PendingCalls()
         peer = Peer(
             transport,
@@ -411,13 +400,7 @@ class AppServer:
             await asyncio.wait(tasks)
 
     async def request(self, method: str, **params: Any) -> Any:
-        """Send one request and return its result.
-
-        Raises:
-            AppServerError: The server answered with an error.
-            AppServerGone: There is no connection; while the client tries to come back, `details` has `reconnecting`.
-            WaitTimeoutError: No answer in time.
-        """
+        """As `Peer.request`; while the client tries to come back, `details` of `AppServerGone` has `reconnecting`."""
         if self._peer is None or self._peer.closed:
             why = "no app-server is connected"
             if self._peer is not None and self.transport is not None:
@@ -431,11 +414,8 @@ class AppServer:
         return answer
 
     async def resume(self, thread_id: str, **params: Any) -> JsonObject:
-        """Subscribe to a thread, loading it where needed; returns the server's answer.
-
-        Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread. It is
-        sent again while the server is still closing the thread that it said was closed.
-        """
+        """Subscribe to a thread, loading it where needed; returns the server's answer."""
+        # Every resume carries the unload delay, because the server takes the delay from the resume that loads the thread.
         config = {**UNLOAD_AT_ONCE, **(params.pop("config", None) or {})}
         end = asyncio.get_running_loop().time() + CLOSING_S
         while True:
@@ -445,6 +425,7 @@ class AppServer:
                 )
                 break
             except AppServerError as error:
+                # the server may still be closing the thread that it said was closed
                 closing = "is closing; retry" in str(error.details.get("server_message"))
                 if not closing or asyncio.get_running_loop().time() >= end:
                     raise

@@ -183,14 +183,10 @@ class PendingCall:
 
 
 class PendingCalls:
-    """The pending calls of one connection; safe to use from several threads.
-
-    Attributes:
-        epoch: The connection's name, which no other has: raw ids start at 0 again with every server.
-    """
+    """The pending calls of one connection; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self.epoch = secrets.token_hex(6)
+        self.epoch = secrets.token_hex(6)  # names the connection, because raw ids start at 0 again with every server
         self._calls: dict[str, PendingCall] = {}
         self._lock = threading.Lock()
 
@@ -252,16 +248,12 @@ class StdioTransport:
 
     npm's `codex` is a node launcher around a native child, so stopping signals the whole group, and the end of the
     connection is the end of the pipe, not the end of the launcher.
-
-    Attributes:
-        pid: The launcher's process id, which is also the group's.
-        stderr: The newest 64 KiB of the child's error stream.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self.pid = process.pid
-        self.stderr = b""
+        self.pid = process.pid  # the launcher's, which is also the group's
+        self.stderr = b""  # the newest 64 KiB
         self._send_lock = asyncio.Lock()
         self._reason = ""
         self._ended = asyncio.Event()

@@ -239,25 +239,20 @@ class MemoryJournal:
     def tell(self, keys: Sequence[str]) -> None:
         """As `CallJournal.tell`."""
         with self._lock:
-            for key in keys:
-                row = self._rows.get(key)
-                if row is not None and row.state in ANSWERED:
-                    self._rows[key] = replace(row, told=True)
-                    if row.late is not None:
-                        self._late_told.add(key)
+            rows = [row for key in keys if (row := self._rows.get(key)) is not None and row.state in ANSWERED]
+            self._rows.update({row.key: replace(row, told=True) for row in rows})
+            self._late_told.update(row.key for row in rows if row.late is not None)
 
     def settle(self, session_id: str, turn_id: str) -> None:
         """As `CallJournal.settle`."""
         with self._lock:
-            for key in self._sessions.get(session_id, ()):
-                row = self._rows[key]
-                if row.turn_id == turn_id and row.state in ANSWERED:
-                    self._rows[key] = replace(row, told=True)
+            rows = [row for row in self.calls(session_id, turn_id) if row.state in ANSWERED]
+            self._rows.update({row.key: replace(row, told=True) for row in rows})
 
     def forget(self, session_id: str) -> None:
         """Drop the answered calls of a session."""
         with self._lock:
-            self._drop([k for k in self._sessions.get(session_id, ()) if self._rows[k].state in ANSWERED], session_id)
+            self._drop([row.key for row in self.calls(session_id) if row.state in ANSWERED], session_id)
 
     def close(self) -> None:
         """Do nothing: a journal in memory has nothing to close."""

@@ -30,10 +30,7 @@ def upgrade(link: sa.Connection) -> None:
     """Bring the database behind *link* to the newest revision, in the transaction that is open there.
 
     Several processes may open a new database at once: on PostgreSQL an advisory lock makes them wait for one another, on
-    SQLite the transaction itself does. Alembic is imported only when there is something to do.
-
-    Raises:
-        MissingExtra: Alembic is not installed.
+    SQLite the transaction itself does.
     """
     import sqlalchemy as sa
 
