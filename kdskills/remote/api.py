@@ -25,7 +25,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 from kdskills.errors import BadRequest
 from kdskills.jobs.settings import user_state_dir
 from kdskills.remote import turns
-from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch, address, call_of_signal, text_or_none
+from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch, address, text_or_none
 from kdskills.remote.catalog.backend import CodexCatalog
 from kdskills.remote.client.base import AsyncAppServerClient, OnCall, Sessions, Signals, SignalStream, ToolCalls, Waits
 from kdskills.remote.core import DRAFT, FacadeCore, SessionCore
@@ -104,12 +104,15 @@ class FacadeMethods:
 
     async def on_call(self, signal: AppServerSignal) -> RemoteSkillDispatch | None:
         """Answer a call of the client's stream by the session it names; a signal that names none is dropped."""
-        session_id, call = address(signal), call_of_signal(signal)
-        if session_id is None or call is None:
+        session_id = address(signal)
+        if session_id is None:
             return None
         core = self._core.known(session_id)
         # A worker that does not serve the session waits before it refuses, because another one may serve it.
         served = core or SessionCore(self._core, session_id)
+        call = turns.call_of_signal(served, signal)
+        if call is None:
+            return None
         return await turns.respond(served, call, turns.SubmitOptions(), knows_session=core is not None)
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:

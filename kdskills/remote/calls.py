@@ -17,45 +17,16 @@ TOOL_CALL_EVENT = "app_server.request.item.tool.call"
 
 @dataclass(frozen=True, slots=True)
 class AppServerSignal:
-    """One event of the app-server's stream.
-
-    Attributes:
-        event_type: `app_server.request.item.tool.call` for a call of a tool.
-        method: The wire's method.
-        signal_type: `request`, `notification` or what the client says.
-        received_at: When it came, as the client writes times.
-        context: What the client knows around it: perhaps `threadId`, `turnId`.
-        params: The message's own parameters.
-        session: The session it belongs to, with `id`, or None.
-        request_id: The handle an answer needs, when it is a request.
-    """
+    """One event of the app-server's stream; `app_server.request.item.tool.call` is a call of a tool."""
 
     event_type: str
-    method: str = ""
-    signal_type: str = ""
-    received_at: Any = None
-    context: Mapping[str, Any] = field(default_factory=dict)
-    params: Mapping[str, Any] = field(default_factory=dict)
-    session: Mapping[str, Any] | None = None
-    request_id: str | int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IncomingCall:
-    """A call of a tool, however it came; the texts are stripped."""
-
-    tool: str
-    arguments: Any = None
-    namespace: str | None = None
-    request_id: str | None = None  # the handle for the answer, as text; None when there is none to answer under
-    call_id: str | None = None
-    thread_id: str | None = None
-    turn_id: str | None = None
-
-    @property
-    def label(self) -> str:
-        """The tool's name in messages: `namespace.tool`, or the tool alone."""
-        return qualify(self.namespace, self.tool)
+    method: str = ""  # of the wire
+    signal_type: str = ""  # `request`, `notification` or what the client says
+    received_at: Any = None  # as the client writes times
+    context: Mapping[str, Any] = field(default_factory=dict)  # what the client knows: perhaps `threadId`, `turnId`
+    params: Mapping[str, Any] = field(default_factory=dict)  # the message's own
+    session: Mapping[str, Any] | None = None  # the session it belongs to, with `id`
+    request_id: str | int | None = None  # the handle an answer needs
 
 
 def text_or_none(value: object) -> str | None:
@@ -80,18 +51,8 @@ def address(signal: AppServerSignal) -> str | None:
         (signal.context, "threadId"),
         (signal.params, "threadId"),
     )
-    for source, key in sources:
-        session_id = text_or_none(source.get(key)) if isinstance(source, Mapping) else None
-        if session_id is not None:
-            return session_id
-    return None
-
-
-def call_of_signal(signal: AppServerSignal) -> IncomingCall | None:
-    """Return the call a signal carries, or None when it carries none."""
-    if signal.event_type != TOOL_CALL_EVENT or not isinstance(signal.params, Mapping):
-        return None
-    return call_of(signal.params, signal.request_id, address(signal))
+    ids = (text_or_none(source.get(key)) for source, key in sources if isinstance(source, Mapping))
+    return next(filter(None, ids), None)
 
 
 def rows_of(answer: object) -> list[JsonObject]:
@@ -101,93 +62,46 @@ def rows_of(answer: object) -> list[JsonObject]:
         ValueError: The answer has no list of data.
     """
     if isinstance(answer, Mapping):
-        if answer.get("status") == "deleted":
+        status, data = answer.get("status"), answer.get("data")
+        if status == "deleted" or (status == "error" and answer.get("code") == "system_session"):
             return []
-        if answer.get("status") == "error" and answer.get("code") == "system_session":
-            return []
-        data = answer.get("data")
         if isinstance(data, list):
             return [dict(row) for row in data if isinstance(row, Mapping)]
     raise ValueError("sessions.tool_calls response missing data list")
 
 
-def call_of(params: Mapping[str, Any], request_id: object, thread: str | None = None) -> IncomingCall | None:
-    """Return the call of a pending row or of the params of a signal, or None when it names no tool."""
-    tool = text_or_none(params.get("tool"))
-    if tool is None:
-        return None
-    return IncomingCall(
-        tool,
-        params.get("arguments"),
-        text_or_none(params.get("namespace")),
-        request_text(request_id),
-        text_or_none(params.get("callId")),
-        text_or_none(params.get("threadId")) or thread,
-        text_or_none(params.get("turnId")),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteSkillDispatch:
-    """The result of one call.
+    """The result of one call; what `submission_status` says is told in `docs/reference/remote-skills.md`."""
 
-    Attributes:
-        handled: Whether the call found its skill, the handler answered, and the answer was accepted.
-        tool: The tool's name, `namespace.name` when the call came with a namespace.
-        arguments: What the model gave.
-        request_id: The handle of the answer, as text; None when there is none.
-        call_id: The model's id of the call.
-        response_payload: `{"contentItems": [...], "success": bool}`.
-        result: What the handler returned; None for replays and failures.
-        error: What went wrong, or None.
-        submission_status: The server's word for the answer, or `error`, `exception`, `malformed`, `no_request_id`,
-            `local_duplicate`; None when nothing was to be submitted.
-        submission_code: The server's code beside it.
-        submission_attempts: How often the answer was sent.
-        submission_idempotent: Whether the answer had been given before.
-        replayed: The answer was stored; the handler did not run for this delivery.
-        late: A result came after the model had got another answer.
-        call_key: The call's identity in the journal, or None.
-    """
-
-    handled: bool
-    tool: str
-    arguments: Any = None
-    request_id: str | None = None
-    call_id: str | None = None
-    response_payload: JsonObject = field(default_factory=dict)
-    result: Any = None
+    handled: bool  # the call found its skill, the handler answered, and the answer was accepted
+    tool: str  # `namespace.name` when the call came with a namespace
+    arguments: Any = None  # what the model gave
+    request_id: str | None = None  # the handle of the answer, as text
+    call_id: str | None = None  # the model's id of the call
+    response_payload: JsonObject = field(default_factory=dict)  # `{"contentItems": [...], "success": bool}`
+    result: Any = None  # what the handler returned; None for replays and failures
     error: str | None = None
     submission_status: str | None = None
-    submission_code: str | None = None
+    submission_code: str | None = None  # the server's code beside its word
     submission_attempts: int = 0
-    submission_idempotent: bool = False
-    replayed: bool = False
-    late: bool = False
-    call_key: str | None = None
+    submission_idempotent: bool = False  # the answer had been given before
+    replayed: bool = False  # the answer was stored; the handler did not run for this delivery
+    late: bool = False  # a result came after the model had got another answer
+    call_key: str | None = None  # the call's identity in the journal
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSkillSendResult:
-    """The result of `send_and_handle`.
-
-    Attributes:
-        session_id: The session.
-        turn_id: The turn the request started or steered.
-        accepted: The answer to the message, as the client gave it.
-        detail: The last `sessions.get` answer, or None when the client has none.
-        status: The terminal status, as the client gave it.
-        assistant_reply: The turn's last complete assistant entry of the transcript, or None.
-        dispatches: The result of each call, in order.
-    """
+    """The result of `send_and_handle`."""
 
     session_id: str
-    turn_id: str
-    accepted: JsonObject
-    detail: JsonObject | None
-    status: str
-    assistant_reply: JsonObject | None = None
-    dispatches: tuple[RemoteSkillDispatch, ...] = ()
+    turn_id: str  # the turn the request started or steered
+    accepted: JsonObject  # the answer to the message, as the client gave it
+    detail: JsonObject | None  # the last `sessions.get` answer, or None when the client has none
+    status: str  # the terminal one, as the client gave it
+    assistant_reply: JsonObject | None = None  # the turn's last complete assistant entry of the transcript
+    dispatches: tuple[RemoteSkillDispatch, ...] = ()  # in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,30 +137,17 @@ class ReceiptCallEntry:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """The catalog and skills of one turn, and its calls.
-
-    Attributes:
-        session_id: The thread.
-        turn_id: The turn.
-        catalog_digest: Digest of the wire tools in force.
-        context_digest: Digest of the catalog's text as the model had it, when it travels as context.
-        strategy: How the catalog reached the model: `native`, `reload`, `dispatcher`, `successor`, `resume`.
-        visible_tools: Qualified names the model could call, sorted.
-        skills: Published skills, sorted by ref.
-        calls: The turn's calls, oldest first.
-        strategy_asked: The client's option `strategy` when the turn began. It differs from `strategy` when it is `auto`, or
-            when it is not proven of the server and therefore not used.
-    """
+    """The catalog and skills of one turn, and its calls."""
 
     session_id: str
     turn_id: str
-    catalog_digest: str | None = None
-    context_digest: str | None = None
-    strategy: str | None = None
-    visible_tools: tuple[str, ...] = ()
-    skills: tuple[ReceiptSkillEntry, ...] = ()
-    calls: tuple[ReceiptCallEntry, ...] = ()
-    strategy_asked: str | None = None
+    catalog_digest: str | None = None  # of the wire tools in force
+    context_digest: str | None = None  # of the catalog's text as the model had it, when it travels as context
+    strategy: str | None = None  # `native`, `reload`, `dispatcher`, `successor` or `resume`
+    visible_tools: tuple[str, ...] = ()  # qualified names the model could call, sorted
+    skills: tuple[ReceiptSkillEntry, ...] = ()  # published ones, sorted by ref
+    calls: tuple[ReceiptCallEntry, ...] = ()  # oldest first
+    strategy_asked: str | None = None  # the client's option then; not used where it is not proven of the server
 
     def to_json(self) -> JsonObject:
         """Return the receipt as JSON, with lists for its tuples."""
@@ -328,26 +229,20 @@ class Receipts:
         return [*with_bodies, *(_receipt({}, session_id, turn, rows) for turn, rows in calls.items())]
 
 
-def response_digest(row: JournalRow) -> str | None:
-    """Return SHA-256, in hex, of the payload a call was answered with; None while it has no answer."""
-    if row.answer is None:
-        return None
-    text = json.dumps(row.answer.payload, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _receipt(body: Mapping[str, Any], session_id: str, turn_id: str, calls: Sequence[JournalRow]) -> Receipt:
+def _receipt(body: Mapping[str, Any], session_id: str, turn_id: str, rows: Sequence[JournalRow]) -> Receipt:
+    calls = []
+    for row in rows:
+        answer = None if row.answer is None else json.dumps(row.answer.payload, sort_keys=True, separators=(",", ":"))
+        digest = None if answer is None else hashlib.sha256(answer.encode()).hexdigest()
+        calls.append(ReceiptCallEntry(row.key, qualify(row.namespace, row.tool), row.state, digest))
     return Receipt(
         session_id,
         turn_id,
         body.get("catalog_digest"),
         body.get("context_digest"),
         body.get("strategy"),
-        tuple(body.get("visible_tools", ())),
-        tuple(ReceiptSkillEntry(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
-        tuple(
-            ReceiptCallEntry(row.key, qualify(row.namespace, row.tool), row.state, response_digest(row))
-            for row in calls
-        ),
-        body.get("strategy_asked"),
+        visible_tools=tuple(body.get("visible_tools", ())),
+        skills=tuple(ReceiptSkillEntry(skill["ref"], skill["body_digest"]) for skill in body.get("skills", ())),
+        calls=tuple(calls),
+        strategy_asked=body.get("strategy_asked"),
     )

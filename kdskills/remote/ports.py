@@ -164,6 +164,11 @@ class CallIdentity:
     epoch: str = ""  # of the facade, so that a request id of an earlier run is not taken for the same call
 
     @property
+    def label(self) -> str:
+        """The tool's name in messages: `namespace.tool`, or the tool alone."""
+        return f"{self.namespace}.{self.tool}" if self.namespace else self.tool
+
+    @property
     def strong(self) -> bool:
         """Whether this names one call for good."""
         return bool(self.thread_id and self.turn_id and self.call_id)

@@ -12,17 +12,15 @@ from kdskills.remote import turns
 from kdskills.remote.calls import (
     AnsweredCall,
     AppServerSignal,
-    IncomingCall,
     RemoteSkillDispatch,
     RemoteSkillSendResult,
     address,
-    call_of_signal,
     request_text,
     text_or_none,
 )
 from kdskills.remote.core import SessionCore
 from kdskills.remote.names import clean_name
-from kdskills.remote.ports import JsonObject
+from kdskills.remote.ports import CallIdentity, JsonObject
 from kdskills.remote.publish import publish
 from kdskills.remote.registry import RemoteSkill, inject
 from kdskills.remote.turns import SubmitOptions, change_catalog, refuse_unapplied
@@ -273,15 +271,18 @@ class AsyncRemoteSkillSession(SessionHandle):
     ) -> RemoteSkillDispatch:
         """Run a call for the program; submits nothing and asks no journal."""
         self._core.live()
-        call = IncomingCall(tool.strip(), arguments, None, request_text(request_id), text_or_none(call_id))
-        return await turns.dispatch_tool_call(self._core, call)
+        session_id, handle = self.session_id, request_text(request_id)
+        identity = CallIdentity(
+            session_id, tool.strip(), "", session_id, call_id=text_or_none(call_id), request_id=handle
+        )
+        return await turns.dispatch_tool_call(self._core, turns.IncomingCall(identity, arguments))
 
     async def respond_to_signal(
         self, signal: AppServerSignal, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
     ) -> RemoteSkillDispatch | None:
         """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
         self._core.live()
-        call = call_of_signal(signal) if self.matches_signal(signal) else None
+        call = turns.call_of_signal(self._core, signal) if self.matches_signal(signal) else None
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
         return None if call is None else await turns.respond(self._core, call, options)
 
@@ -290,7 +291,7 @@ class AsyncRemoteSkillSession(SessionHandle):
     ) -> RemoteSkillDispatch | None:
         """Answer the call of a pending row; None when it is another thread's or names no tool."""
         self._core.live()
-        call = turns.own_call(self._core, row)
+        call = turns.call_of_row(self._core, row)
         options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
         return None if call is None else await turns.respond(self._core, call, options)
 

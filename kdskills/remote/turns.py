@@ -6,21 +6,23 @@ import asyncio
 import copy
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from kdskills.remote.calls import (
+    TOOL_CALL_EVENT,
     AnsweredCall,
-    IncomingCall,
+    AppServerSignal,
     Receipt,
     RemoteSkillDispatch,
-    call_of,
+    address,
+    request_text,
     rows_of,
     text_or_none,
 )
 from kdskills.remote.catalog.digest import qualified_name, tools_digest
 from kdskills.remote.core import SessionCore
-from kdskills.remote.dispatch import CallOutcome, outcomes_context
+from kdskills.remote.dispatch import CallOutcome, outcomes_text
 from kdskills.remote.dispatch.payloads import CONTEXT_NAME
 from kdskills.remote.journal.calls import arguments_digest
 from kdskills.remote.ports import (
@@ -37,54 +39,60 @@ from kdskills.remote.registry import TOOLS_KEYWORDS, Layer, inject, wire_tools
 Pause = Callable[..., Awaitable[None]]
 
 RETRIED = frozenset({"error", "exception", "malformed"})
+LOCAL_DUPLICATE = "local_duplicate"
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitOptions:
+class SubmitOptions(NamedTuple):
     """How often and how patiently an answer is submitted: at least one attempt, never a negative pause."""
 
     max_submit_attempts: int = 3
     retry_delay_seconds: float = 0.05  # the pause after the n-th attempt is n times this
 
-    @property
-    def attempts(self) -> int:
-        """Attempts, at least one."""
-        return max(1, int(self.max_submit_attempts))
 
-    def pause(self, attempt: int) -> float:
-        """Seconds to wait after this attempt, never negative."""
-        return max(0.0, float(self.retry_delay_seconds)) * attempt
+class IncomingCall(NamedTuple):
+    """A call of a tool as it reached a session, and what the model gave it."""
+
+    identity: CallIdentity
+    arguments: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The result of a submission; the fields are those of `RemoteSkillDispatch`, `accepted` says whether the server has it."""
+def call_of(core: SessionCore, params: Mapping[str, Any], request_id: object, thread: str = "") -> IncomingCall | None:
+    """Return the call of a pending row or of the params of a signal, or None when it names no tool.
 
-    accepted: bool
-    status: str
-    code: str | None = None
-    attempts: int = 0
-    idempotent: bool = False
-    error: str | None = None
+    Args:
+        core: The session the call is for.
+        params: `tool`, `arguments`, and as far as they are known `namespace callId threadId turnId`.
+        request_id: The handle for the answer.
+        thread: The thread of a call that names none; the session's own when omitted.
+    """
+    tool, arguments = text_or_none(params.get("tool")), params.get("arguments")
+    if tool is None:
+        return None
+    identity = CallIdentity(
+        core.session_id,
+        tool,
+        arguments_digest(arguments),
+        thread_id=text_or_none(params.get("threadId")) or thread or core.session_id,
+        turn_id=text_or_none(params.get("turnId")),
+        call_id=text_or_none(params.get("callId")),
+        namespace=text_or_none(params.get("namespace")),
+        request_id=request_text(request_id),
+        epoch=core.owner.epoch,
+    )
+    return IncomingCall(identity, arguments)
 
 
-NO_REQUEST_ID = Submission(accepted=False, status="no_request_id")
-LOCAL_DUPLICATE = Submission(accepted=True, status="local_duplicate", idempotent=True)
+def call_of_signal(core: SessionCore, signal: AppServerSignal) -> IncomingCall | None:
+    """Return the call a signal carries, or None when it carries none."""
+    if signal.event_type != TOOL_CALL_EVENT or not isinstance(signal.params, Mapping):
+        return None
+    return call_of(core, signal.params, signal.request_id, address(signal) or "")
 
 
-def judge(answer: object, attempts: int) -> Submission:
-    """Return what a server's answer to a submission means."""
-    status = answer.get("status") if isinstance(answer, Mapping) else None
-    if not isinstance(answer, Mapping) or not isinstance(status, str) or not status.strip():
-        fault = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
-        error = f"tool call response submit failed: malformed answer: {fault}"
-        return Submission(accepted=False, status="malformed", attempts=attempts, error=error)
-    code = answer.get("code")
-    code = None if code is None else str(code)
-    had_one = status == "not_found" or (status == "conflict" and code == "in_flight")
-    accepted = status == "ok" or had_one
-    words = None if accepted else f"status={status}, code={code}, message={answer.get('message')}"
-    return Submission(accepted, status, code, attempts, had_one, words)
+def call_of_row(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
+    """Return the call of a pending row; None when it is another thread's or names no tool."""
+    is_own = text_or_none(row.get("threadId")) in {None, core.session_id}
+    return call_of(core, row, row.get("requestId")) if is_own else None
 
 
 async def respond(
@@ -98,20 +106,13 @@ async def respond(
 async def drain(core: SessionCore, options: SubmitOptions) -> list[RemoteSkillDispatch]:
     """Answer every pending call: handlers run in parallel, submissions and results keep the order of the rows."""
     rows = rows_of(await core.owner.call(core.owner.client.sessions.tool_calls, session_id=core.session_id))
-    calls = [call for row in rows if (call := own_call(core, row)) is not None]
+    calls = [call for row in rows if (call := call_of_row(core, row)) is not None]
     return await _answer_all(core, calls, options, drained=True)
-
-
-def own_call(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | None:
-    """Return the call of a pending row; None when it is another thread's or names no tool."""
-    call = call_of(row, row.get("requestId"))
-    return None if call is None or call.thread_id not in {None, core.session_id} else call
 
 
 async def dispatch_tool_call(core: SessionCore, call: IncomingCall) -> RemoteSkillDispatch:
     """Run a call for the program: nothing is submitted or recorded, so the same call made twice runs twice."""
-    skill, identity = core.registry.find(call.tool), _identity(core, call)
-    outcome = await core.owner.dispatcher.run(skill, identity, call.arguments, tool_label=call.label)
+    outcome = await core.owner.dispatcher.run(core.registry.find(call.identity.tool), *call)
     if outcome.reraise is not None:
         raise outcome.reraise
     return _dispatch(call, outcome)
@@ -131,8 +132,16 @@ async def _answer_all(
     """
 
     async def answer() -> list[tuple[RemoteSkillDispatch, CallOutcome]]:
-        connections = [_connection(core, call) for call in calls]
-        runs = [_run(core, *pair, knows_session) for pair in zip(calls, connections, strict=True)]
+        connections = [_connection(core, call.identity.request_id or "") for call in calls]
+        runs = [
+            core.owner.dispatcher.call(
+                core.registry.find(call.identity.tool, call.identity.namespace),
+                *call,
+                connection=connection,
+                knows_session=knows_session,
+            )
+            for call, connection in zip(calls, connections, strict=True)
+        ]
         if len(runs) == 1:  # on the caller's own task and thread
             outcomes = [await runs[0]]
         else:
@@ -141,10 +150,13 @@ async def _answer_all(
                 if isinstance(outcome, BaseException):
                     raise outcome
             outcomes = [outcome for outcome in ended if not isinstance(outcome, BaseException)]
-        return [
-            (await _deliver(core, call, outcome, options, connection, drained=drained), outcome)
-            for call, outcome, connection in zip(calls, outcomes, connections, strict=True)
-        ]
+        answered = []
+        for call, outcome, connection in zip(calls, outcomes, connections, strict=True):
+            dispatch = await _deliver(core, call, outcome, options, connection)
+            for hear in core.listeners:
+                hear(AnsweredCall(call.identity.turn_id, dispatch, drained))
+            answered.append((dispatch, outcome))
+        return answered
 
     answered = await core.owner.unbroken(answer())
     for _, outcome in answered:
@@ -153,114 +165,85 @@ async def _answer_all(
     return [dispatch for dispatch, _ in answered]
 
 
-def _connection(core: SessionCore, call: IncomingCall) -> str:
+def _connection(core: SessionCore, handle: str) -> str:
     """Return the connection a call came over.
 
     A handle names it. By the time the handler has ended the client may have another one, where the server has delivered the
     call again: an answer to the first delivery does not answer the second.
     """
     present = core.owner.connection
-    handle = call.request_id or ""
     if not present or handle.startswith(f"{present}:"):
         return present
     return handle.rpartition(":")[0] or present
 
 
-async def _run(core: SessionCore, call: IncomingCall, connection: str, knows_session: bool) -> CallOutcome:
-    return await core.owner.dispatcher.call(
-        core.registry.find(call.tool, call.namespace),
-        _identity(core, call),
-        call.arguments,
-        tool_label=call.label,
-        connection=connection,
-        knows_session=knows_session,
-    )
-
-
 async def _deliver(
-    core: SessionCore,
-    call: IncomingCall,
-    outcome: CallOutcome,
-    options: SubmitOptions,
-    connection: str,
-    *,
-    drained: bool,
+    core: SessionCore, call: IncomingCall, outcome: CallOutcome, options: SubmitOptions, connection: str
 ) -> RemoteSkillDispatch:
-    if call.request_id is None:
-        submission = NO_REQUEST_ID
-    elif outcome.key is None:
-        submission = await _submit(core, call.request_id, outcome.response_payload, options)
-    else:
-        dispatcher = core.owner.dispatcher
-        async with core.owner.turnstile(outcome.key):
-            # Two deliveries may both have read the answer before either submitted it: check again after waiting.
-            if outcome.duplicate or dispatcher.was_accepted(outcome.key, connection):
-                submission = LOCAL_DUPLICATE
-            else:
-                submission = await _submit(core, call.request_id, outcome.response_payload, options)
-                if submission.accepted:
-                    dispatcher.accepted(outcome, connection)
-    dispatch = _dispatch(call, outcome, submission)
-    for hear in core.listeners:
-        hear(AnsweredCall(call.turn_id, dispatch, drained))
-    return dispatch
+    """Submit a call's answer, unless it was accepted on this connection before."""
+    dispatch, dispatcher = _dispatch(call, outcome), core.owner.dispatcher
+    if dispatch.request_id is None:
+        return replace(dispatch, submission_status="no_request_id")
+    if outcome.key is None:
+        return await _submit(core, dispatch, options)
+    async with core.owner.turnstile(outcome.key):
+        # Two deliveries may both have read the answer before either submitted it: check again after waiting.
+        if outcome.duplicate or dispatcher.was_accepted(outcome.key, connection):
+            return replace(dispatch, submission_status=LOCAL_DUPLICATE, submission_idempotent=True)
+        dispatch = await _submit(core, dispatch, options)
+        if dispatch.submission_status == "ok" or dispatch.submission_idempotent:
+            dispatcher.accepted(outcome, connection)
+        return dispatch
 
 
-async def _submit(core: SessionCore, request_id: str, payload: JsonObject, options: SubmitOptions) -> Submission:
+async def _submit(core: SessionCore, dispatch: RemoteSkillDispatch, options: SubmitOptions) -> RemoteSkillDispatch:
     """Submit an answer, again after errors and unreadable answers; exceptions of the client become results."""
-    give, attempt = core.owner.client.tool_calls.respond, 0
+    give, attempt, payload = core.owner.client.tool_calls.respond, 0, dispatch.response_payload
     while True:
         attempt += 1
         try:
-            answer = await core.owner.call(give, request_id=request_id, response=copy.deepcopy(payload))
-            submission = judge(answer, attempt)
+            answer = await core.owner.call(give, request_id=dispatch.request_id, response=copy.deepcopy(payload))
+            submitted = replace(dispatch, submission_attempts=attempt, **judged(answer))
         except Exception as error:  # noqa: BLE001 - whatever a client raises is told in the dispatch
-            words = f"tool call response submit failed: {error}"
-            submission = Submission(accepted=False, status="exception", attempts=attempt, error=words)
-        if submission.status not in RETRIED or attempt >= options.attempts:
-            return submission
-        await asyncio.sleep(options.pause(attempt))
+            facts = _refused("exception", f"tool call response submit failed: {error}")
+            submitted = replace(dispatch, submission_attempts=attempt, **facts)
+        if submitted.submission_status not in RETRIED or attempt >= int(options.max_submit_attempts):
+            return submitted
+        await asyncio.sleep(max(0.0, float(options.retry_delay_seconds)) * attempt)
 
 
-def _dispatch(call: IncomingCall, outcome: CallOutcome, submission: Submission | None = None) -> RemoteSkillDispatch:
-    dispatch = RemoteSkillDispatch(
+def judged(answer: object) -> JsonObject:
+    """Return what a server's answer to a submission means, as fields of `RemoteSkillDispatch`."""
+    status = answer.get("status") if isinstance(answer, Mapping) else None
+    if not isinstance(answer, Mapping) or not isinstance(status, str) or not status.strip():
+        fault = "no status" if isinstance(answer, Mapping) else f"{type(answer).__name__}, not an object"
+        return _refused("malformed", f"tool call response submit failed: malformed answer: {fault}")
+    code = answer.get("code")
+    code = None if code is None else str(code)
+    if status == "not_found" or (status == "conflict" and code == "in_flight"):
+        return {"submission_status": status, "submission_code": code, "submission_idempotent": True}
+    if status == "ok":
+        return {"submission_status": status, "submission_code": code}
+    return _refused(status, f"status={status}, code={code}, message={answer.get('message')}", submission_code=code)
+
+
+def _refused(status: str, error: str, **facts: Any) -> JsonObject:
+    return {"handled": False, "submission_status": status, "error": error, **facts}
+
+
+def _dispatch(call: IncomingCall, outcome: CallOutcome) -> RemoteSkillDispatch:
+    return RemoteSkillDispatch(
         handled=outcome.handled,
-        tool=call.label,
+        tool=call.identity.label,
         arguments=call.arguments,
-        request_id=call.request_id,
-        call_id=call.call_id,
+        request_id=call.identity.request_id,
+        call_id=call.identity.call_id,
         response_payload=outcome.response_payload,
         result=outcome.result,
         error=outcome.error,
         replayed=outcome.replayed,
         late=outcome.late,
         call_key=outcome.key,
-    )
-    if submission is None:
-        return dispatch
-    refused = not submission.accepted and submission is not NO_REQUEST_ID
-    return replace(
-        dispatch,
-        handled=outcome.handled and not refused,
-        error=submission.error if refused else outcome.error,
-        submission_status=submission.status,
-        submission_code=submission.code,
-        submission_attempts=submission.attempts,
-        submission_idempotent=submission.idempotent,
-    )
-
-
-def _identity(core: SessionCore, call: IncomingCall) -> CallIdentity:
-    return CallIdentity(
-        session_id=core.session_id,
-        tool=call.tool,
-        arguments_sha256=arguments_digest(call.arguments),
-        thread_id=call.thread_id or core.session_id,
-        turn_id=call.turn_id,
-        call_id=call.call_id,
-        namespace=call.namespace,
-        request_id=call.request_id,
-        epoch=core.owner.epoch,
     )
 
 
@@ -366,9 +349,9 @@ def reply_of(detail: JsonObject | None, turn_id: str) -> JsonObject | None:
 def of_turn(answered_calls: list[AnsweredCall], turn_id: str) -> tuple[RemoteSkillDispatch, ...]:
     """Return the drained calls and the turn's calls answered otherwise; a call that arrived both ways counts once."""
     dispatches = [call.dispatch for call in answered_calls if call.drained or call.turn_id == turn_id]
-    answered = {item.call_key for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status}
+    answered = {item.call_key for item in dispatches if item.submission_status != LOCAL_DUPLICATE}
     return tuple(
-        item for item in dispatches if item.submission_status != LOCAL_DUPLICATE.status or item.call_key not in answered
+        item for item in dispatches if item.submission_status != LOCAL_DUPLICATE or item.call_key not in answered
     )
 
 
@@ -414,12 +397,10 @@ async def _context_keywords(core: SessionCore, context: CatalogContext) -> tuple
     except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
         core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
         return extra, ()
-    outcomes = outcomes_context(rows)
-    if outcomes is None:
-        return extra, ()
-    value = {"kind": "application", "value": outcomes.text.replace("</", "<\\/")}
-    extra["additional_context"] = {**(extra.get("additional_context") or {}), CONTEXT_NAME: value}
-    return extra, outcomes.keys
+    if text := outcomes_text(rows):
+        value = {"kind": "application", "value": text.replace("</", "<\\/")}
+        extra["additional_context"] = {**(extra.get("additional_context") or {}), CONTEXT_NAME: value}
+    return extra, tuple(row.key for row in rows)
 
 
 BOOTSTRAP_TEXT = "Reply with the single word: ready"
@@ -488,11 +469,24 @@ async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: boo
 async def _by_resume(
     core: SessionCore, tools: list[JsonObject], timeout_seconds: float, *, prepare: bool
 ) -> JsonObject:
-    began, bootstrapped = time.monotonic(), False
-    if prepare:
-        answer, bootstrapped = await _resume_prepared(core, tools, timeout_seconds)
-    else:
-        answer = await _resume(core, tools)
+    """Resume with the tools; to *prepare* them, a thread without a rollout file is bootstrapped before, once."""
+    began, bootstrapped = time.monotonic(), prepare and await _unmaterialized(core)
+    if bootstrapped:
+        await _bootstrap(core, timeout_seconds)
+    resume, attempt = core.owner.client.sessions.resume, 0
+    while True:
+        attempt += 1
+        try:
+            answer = await core.owner.call(resume, session_id=core.session_id, dynamic_tools=copy.deepcopy(tools))
+            break
+        except Exception as error:
+            if not prepare or attempt == RESUME_TRIES or not says_no_rollout(error):
+                raise
+            if bootstrapped:
+                await asyncio.sleep(RETRY_SECONDS * attempt)
+            else:
+                bootstrapped = True
+                await _bootstrap(core, timeout_seconds)
     before, after = ({qualified_name(tool): tool for tool in side} for side in (core.pushed or (), tools))
     report = {
         **(dict(answer) if isinstance(answer, Mapping) else {}),
@@ -512,30 +506,6 @@ async def _by_resume(
         fault = f"{status}: {words}" if words else str(status)
         report |= {"status": "failed", "reason": "client_refused", "error": fault}
     return report
-
-
-async def _resume(core: SessionCore, tools: list[JsonObject]) -> Any:
-    resume = core.owner.client.sessions.resume
-    return await core.owner.call(resume, session_id=core.session_id, dynamic_tools=copy.deepcopy(tools))
-
-
-async def _resume_prepared(core: SessionCore, tools: list[JsonObject], timeout_seconds: float) -> tuple[Any, bool]:
-    """Resume; a thread without a rollout file is bootstrapped before, once. Returns the answer and whether it was."""
-    bootstrapped = await _unmaterialized(core)
-    if bootstrapped:
-        await _bootstrap(core, timeout_seconds)
-    for attempt in range(1, RESUME_TRIES + 1):
-        try:
-            return await _resume(core, tools), bootstrapped
-        except Exception as error:
-            if attempt == RESUME_TRIES or not says_no_rollout(error):
-                raise
-            if bootstrapped:
-                await asyncio.sleep(RETRY_SECONDS * attempt)
-            else:
-                bootstrapped = True
-                await _bootstrap(core, timeout_seconds)
-    raise AssertionError("the last try returns or raises")
 
 
 async def _unmaterialized(core: SessionCore) -> bool:

@@ -1,4 +1,4 @@
-"""Answers for the wire: values of handlers as text, secrets masked, pre-shaped payloads checked, long texts cut and stored whole."""
+"""Answers for the wire: values as text, secrets masked, pre-shaped payloads checked, long texts cut and stored whole."""
 
 from __future__ import annotations
 
@@ -13,62 +13,21 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel
 
 from kdskills.models.redact import MASK, MIN_TEXT, Redactor
-from kdskills.remote.ports import CallState, JournalRow, JsonObject, StoredAnswer
+from kdskills.remote.names import qualify
+from kdskills.remote.ports import JournalRow, JsonObject, StoredAnswer
 from kdskills.skills.private_files import private_folder
 
-AWAITABLE: Final = "got an awaitable; use AsyncCodexClient (or AsyncCodexManager)"
 OUTCOME_UNKNOWN: Final = "outcome unknown: the worker stopped before recording a result"
-NOT_RECORDED: Final = "outcome unknown: the result could not be recorded"
-NO_JOURNAL: Final = "not run: the journal of calls does not answer"
 
 
 class NotRegistered(LookupError):
     """Raised by the handler of a published skill that was revoked: the model reads the answer for an unknown skill."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallOutcome:
-    """The answer for the model, and further facts for the program.
-
-    Attributes:
-        response_payload: `{"contentItems": [...], "success": bool}`, fit for the wire; the caller's own copy.
-        success: `success` of the payload.
-        handled: Whether the answer comes from a handler.
-        result: What the handler returned; None for a replay.
-        error: The text of the answer if it reports a failure.
-        key: The call's key in the journal; None when nothing was recorded.
-        state: The state of the journal's row; None when nothing was recorded.
-        replayed: The answer was read from the journal; the handler did not run for this delivery.
-        late: A result came after the model had got another answer.
-        duplicate: The answer was accepted on this connection before, so nothing must be submitted.
-        reraise: A `KeyboardInterrupt` to raise again once the answer is submitted.
-    """
-
-    response_payload: JsonObject
-    success: bool
-    handled: bool
-    result: Any = None
-    error: str | None = None
-    key: str | None = None
-    state: CallState | None = None
-    replayed: bool = False
-    late: bool = False
-    duplicate: bool = False
-    reraise: BaseException | None = None
-
-
-def outcome_of(answer: StoredAnswer, *, row: JournalRow | None = None, **facts: Any) -> CallOutcome:
-    """Return the outcome with this answer and further *facts* of it."""
-    payload = {**answer.payload, "contentItems": [dict(item) for item in answer.payload["contentItems"]]}
-    state, late = (None, False) if row is None else (row.state, row.late is not None)
-    return CallOutcome(payload, payload["success"], answer.handled, error=answer.error, state=state, late=late, **facts)
 
 
 def text_payload(text: str, *, success: bool) -> JsonObject:
@@ -82,17 +41,17 @@ def refusal(text: str) -> StoredAnswer:
 
 
 def failed(tool: str, reason: str) -> StoredAnswer:
-    """Return `remote skill <tool> failed: <reason>`."""
+    """Return the refusal of a call that failed."""
     return refusal(f"remote skill {tool} failed: {reason}")
 
 
 def unregistered(tool: str) -> StoredAnswer:
-    """Return the answer for a skill that is not registered."""
+    """Return the refusal of a call whose skill is not registered."""
     return refusal(f"no remote skill registered for {tool}")
 
 
 def overdue(tool: str, deadline_seconds: float) -> StoredAnswer:
-    """Return the answer for a missed deadline."""
+    """Return the refusal of a call that missed its deadline."""
     return failed(tool, f"no result within {deadline_seconds:g} s; it may still finish")
 
 
@@ -106,15 +65,7 @@ INTRODUCTION: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomesContext:
-    """The text for the next turn and the keys of its calls; call `CallJournal.tell` with them once it was sent."""
-
-    text: str
-    keys: tuple[str, ...]
-
-
-def outcomes_context(rows: Sequence[JournalRow]) -> OutcomesContext | None:
+def outcomes_text(rows: Sequence[JournalRow]) -> str | None:
     """Return the rows of `CallJournal.outcomes` as text for the model; None without rows.
 
     One line a call: `recorded` with the answer, `late` with the answer that came after the deadline, `unknown`. The
@@ -122,21 +73,18 @@ def outcomes_context(rows: Sequence[JournalRow]) -> OutcomesContext | None:
     """
     if not rows:
         return None
-    listed_rows = list(rows)[-MAX_CALLS:]
-    lines = [INTRODUCTION, *(_line(row) for row in listed_rows)]
-    if len(listed_rows) < len(rows):
-        lines.insert(1, f"({len(rows) - len(listed_rows)} earlier calls are not listed.)")
-    return OutcomesContext("\n".join(lines), tuple(row.key for row in rows))
-
-
-def _line(row: JournalRow) -> str:
-    name = f"{row.namespace}.{row.tool}" if row.namespace else row.tool
-    call = f"{name} (call {row.call_id or '-'}, turn {row.turn_id or '-'})"
-    if row.late is not None:
-        return f"- {call}: late: {_words(row.late)}"
-    if row.answer is None or row.state == "unknown":
-        return f"- {call}: unknown: {OUTCOME_UNKNOWN}"
-    return f"- {call}: recorded: {_words(row.answer)}"
+    lines = [INTRODUCTION]
+    if len(rows) > MAX_CALLS:
+        lines.append(f"({len(rows) - MAX_CALLS} earlier calls are not listed.)")
+    for row in rows[-MAX_CALLS:]:
+        call = f"- {qualify(row.namespace, row.tool)} (call {row.call_id or '-'}, turn {row.turn_id or '-'})"
+        if row.late is not None:
+            lines.append(f"{call}: late: {_words(row.late)}")
+        elif row.answer is None or row.state == "unknown":
+            lines.append(f"{call}: unknown: {OUTCOME_UNKNOWN}")
+        else:
+            lines.append(f"{call}: recorded: {_words(row.answer)}")
+    return "\n".join(lines)
 
 
 def _words(answer: StoredAnswer) -> str:
@@ -240,10 +188,11 @@ class Spool:
 
 MAX_NESTING: Final = 100
 """Deepest nesting of a value; a value that contains itself is deeper."""
+_NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 class ValueRefused(ValueError):
-    """The value cannot be converted to text: it contains itself, or is nested too deeply."""
+    """A value that is nested too deeply to become text, or a pre-shaped payload that the server would reject."""
 
 
 def as_text(value: object) -> str:
@@ -284,7 +233,7 @@ def plain(value: object, level: int = 0) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        return _number(value)
+        return float(value) if math.isfinite(value) else _NOT_FINITE[repr(float(value))]
     if isinstance(value, Mapping):
         return {_key(key): plain(inner, level + 1) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -295,38 +244,19 @@ def plain(value: object, level: int = 0) -> Any:
             return sorted(members)
         except TypeError:  # kinds that have no order among each other
             return sorted(members, key=lambda member: json.dumps(member, sort_keys=True))
-    return _special(value, level)
-
-
-def _special(value: object, level: int) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(bytes(value)).decode("ascii")
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, PurePath):
-        return sendable(str(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name), level + 1) for f in dataclasses.fields(value)}
     if isinstance(value, BaseModel):
         return {name: plain(inner, level + 1) for name, inner in value}
-    return sendable(str(value))
-
-
-def _number(value: float) -> float | str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(value)
+    return sendable(value.isoformat() if isinstance(value, dt.datetime | dt.date | dt.time) else str(value))
 
 
 def _key(key: object) -> str:
-    if isinstance(key, str):
-        return sendable(str.__str__(key))
-    if key is None or isinstance(key, bool | int | float):
-        plain_key = plain(key)
-        return plain_key if isinstance(plain_key, str) else json.dumps(plain_key)
-    return sendable(str(plain(key)))
+    plain_key = plain(key)
+    is_scalar = not isinstance(plain_key, str) and (key is None or isinstance(key, bool | int | float))
+    return json.dumps(plain_key) if is_scalar else sendable(str(plain_key))
 
 
 LIMIT: Final = 11_000
@@ -338,10 +268,6 @@ ITEM_FIELDS: Final = {"inputText": "text", "inputImage": "imageUrl", "inputAudio
 """The kinds of content items the server takes, and the one text field each must have."""
 
 _log = logging.getLogger(__name__)
-
-
-class PayloadRefused(ValueError):
-    """A pre-shaped payload that the server would reject."""
 
 
 def is_payload(value: object) -> bool:
@@ -357,19 +283,29 @@ def checked(payload: JsonObject) -> JsonObject:
     """Return a copy of a pre-shaped payload made of JSON's own kinds.
 
     Raises:
-        PayloadRefused: An item is not `inputText`, `inputImage` with `data:image/`, or `inputAudio`; its index is named.
+        ValueRefused: An item is not `inputText`, `inputImage` with `data:image/`, or `inputAudio`; its index is named.
     """
     for index, item in enumerate(payload["contentItems"]):
-        fault = _fault(item)
-        if fault is not None:
-            raise PayloadRefused(f"contentItems[{index}]: {fault}")
+        kind = item.get("type") if isinstance(item, dict) else None
+        field = ITEM_FIELDS.get(kind) if isinstance(kind, str) else None
+        if not isinstance(item, dict):
+            fault = f"an item is an object, not {type(item).__name__}"
+        elif field is None:
+            fault = f"type is one of {', '.join(sorted(ITEM_FIELDS))}, not {str(kind)[:40]!r}"
+        elif not isinstance(item.get(field), str):
+            fault = f"{kind} needs the text `{field}`"
+        elif field == "imageUrl" and not item[field].startswith("data:image/"):
+            fault = "imageUrl must begin with data:image/"
+        else:
+            continue
+        raise ValueRefused(f"contentItems[{index}]: {fault}")
     try:
         copy: JsonObject = json.loads(json.dumps(payload, allow_nan=False))
         for item in copy["contentItems"]:
             field = ITEM_FIELDS[item["type"]]
             item[field] = sendable(item[field])
     except (TypeError, ValueError, RecursionError) as error:
-        raise PayloadRefused(f"the payload is no JSON: {error}") from None
+        raise ValueRefused(f"the payload is no JSON: {error}") from None
     return copy
 
 
@@ -386,10 +322,15 @@ class AnswerBuilder:
     def of_value(self, tool: str, value: object) -> StoredAnswer:
         """Return the answer for what a handler returned; an unusable value is a failure the model reads about."""
         try:
-            if is_payload(value):
-                return StoredAnswer(self._shortened(checked(value)), handled=True)  # type: ignore[arg-type]
+            if isinstance(value, dict) and is_payload(value):
+                payload = checked(value)
+                texts = [item for item in payload["contentItems"] if item["type"] == "inputText"]
+                sizes = [len(item["text"]) for item in texts]
+                for item in texts if sum(sizes) > LIMIT else ():
+                    item["text"] = self.cut(item["text"], fair_share(sizes, LIMIT))
+                return StoredAnswer(payload, handled=True)
             return StoredAnswer(text_payload(self.cut(as_text(value)), success=True), handled=True)
-        except (PayloadRefused, ValueRefused) as error:
+        except ValueRefused as error:
             return failed(tool, str(error))
         except RecursionError:
             return failed(tool, "the result is nested too deeply")
@@ -413,28 +354,16 @@ class AnswerBuilder:
         if len(text) <= limit:
             return text
         head, tail = HEAD * limit // LIMIT, TAIL * limit // LIMIT
-        if limit == LIMIT:
-            head, tail = HEAD, TAIL
-        return f"{text[:head]}\n{self._mark(text, len(text) - head - tail)}\n{text[-tail:]}"
-
-    def _mark(self, text: str, missing: int) -> str:
         if self._spool is None:
-            return f"[... {missing} characters cut; they were not kept ...]"
-        try:
-            path = self._spool.keep(text)
-        except OSError as error:
-            _log.warning("a long answer could not be kept in %s: %s", self._spool.folder, error.strerror)
-            return f"[... {missing} characters cut; they could not be kept ...]"
-        return f"[... {missing} characters cut; the whole text is in {path} ...]"
-
-    def _shortened(self, payload: JsonObject) -> JsonObject:
-        """Cut the longest text items so that all of them together fit."""
-        texts = [item for item in payload["contentItems"] if item["type"] == "inputText"]
-        if sum(len(item["text"]) for item in texts) > LIMIT:
-            room = fair_share([len(item["text"]) for item in texts], LIMIT)
-            for item in texts:
-                item["text"] = self.cut(item["text"], room)
-        return payload
+            rest = "they were not kept"
+        else:
+            try:
+                rest = f"the whole text is in {self._spool.keep(text)}"
+            except OSError as error:
+                _log.warning("a long answer could not be kept in %s: %s", self._spool.folder, error.strerror)
+                rest = "they could not be kept"
+        mark = f"[... {len(text) - head - tail} characters cut; {rest} ...]"
+        return f"{text[:head]}\n{mark}\n{text[-tail:]}"
 
 
 def fair_share(sizes: list[int], room: int) -> int:
@@ -443,17 +372,3 @@ def fair_share(sizes: list[int], room: int) -> int:
     while ascending and ascending[0] * len(ascending) <= room:
         room -= ascending.pop(0)
     return room // len(ascending) if ascending else room
-
-
-def _fault(item: Any) -> str | None:
-    if not isinstance(item, dict):
-        return f"an item is an object, not {type(item).__name__}"
-    field = ITEM_FIELDS.get(item["type"]) if isinstance(item.get("type"), str) else None
-    if field is None:
-        return f"type is one of {', '.join(sorted(ITEM_FIELDS))}, not {str(item.get('type'))[:40]!r}"
-    value = item.get(field)
-    if not isinstance(value, str):
-        return f"{item['type']} needs the text `{field}`"
-    if field == "imageUrl" and not value.startswith("data:image/"):
-        return "imageUrl must begin with data:image/"
-    return None

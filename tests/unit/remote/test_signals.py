@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,10 @@ from kdskills.remote.calls import (
     TOOL_CALL_EVENT,
     AppServerSignal,
     address,
-    call_of,
-    call_of_signal,
     request_text,
     rows_of,
 )
+from kdskills.remote.turns import call_of_row, call_of_signal
 
 
 def signal(**more):
@@ -363,10 +363,11 @@ OBJECTS = st.dictionaries(KEYS, JSON, max_size=6)
 @given(OBJECTS, OBJECTS, OBJECTS, JSON)
 def test_any_signal_is_read_without_complaint(session, context, params, request_id):
     """What comes from outside never breaks the reading; a call always has a tool."""
-    found = call_of_signal(AppServerSignal(TOOL_CALL_EVENT, "", "", 0, context, params, session, request_id))
-    assert found is None or found.tool.strip() == found.tool != ""
-    other = call_of(params, params.get("requestId"))
-    assert other is None or other.tool == params["tool"].strip()
+    core = SimpleNamespace(session_id="t", owner=SimpleNamespace(epoch="e"))
+    found = call_of_signal(core, AppServerSignal(TOOL_CALL_EVENT, "", "", 0, context, params, session, request_id))
+    assert found is None or found.identity.tool.strip() == found.identity.tool != ""
+    other = call_of_row(core, params)
+    assert other is None or other.identity.tool == params["tool"].strip()
 
 
 @given(JSON)

@@ -76,7 +76,7 @@ def test_failures_are_replayed_as_they_were(journal, make_dispatcher, make_skill
     first = drive(dispatcher.call(make_skill(fails), make_call.strong(), None))
     again = drive(dispatcher.call(make_skill(lambda: "fine"), make_call.strong(), None))
     assert text(first) == text(again) == "remote skill ship failed: no stock"
-    assert (again.handled, again.success, again.error, len(calls)) == (False, False, text(first), 1)
+    assert (again.handled, again.response_payload["success"], again.error, len(calls)) == (False, False, text(first), 1)
 
 
 @pytest.mark.parametrize("other", [{"call": "c2"}, {"turn": "t2"}, {"arguments": {"n": 2}}, {"namespace": "acme"}])
@@ -303,8 +303,8 @@ def test_unknown_skills_are_left_to_others_first(
 
 def test_nobody_has_the_skill(sql_journal, make_dispatcher, make_skill, make_call) -> None:
     """When the time is over the refusal is claimed, and later deliveries get it, even where the skill is there now."""
-    identity, handler = make_call.strong(), Counted()
-    first = drive(make_dispatcher(sql_journal, no_skill_s=0.01).call(None, identity, None, tool_label="acme.ship"))
+    identity, handler = make_call.strong(namespace="acme"), Counted()
+    first = drive(make_dispatcher(sql_journal, no_skill_s=0.01).call(None, identity, None))
     again = drive(make_dispatcher(sql_journal).call(make_skill(handler), identity, None))
     assert text(first) == text(again) == "no remote skill registered for acme.ship"
     assert (first.handled, first.state, again.replayed, handler.effects) == (False, "done", True, 0)
@@ -443,7 +443,7 @@ def test_leases_are_renewed_while_a_handler_runs(sql_journal, make_dispatcher, m
     assert leases._leases == {}
 
 
-def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
+def test_a_journal_that_fails_does_not_end_the_leases(make_dispatcher, make_call) -> None:
     """One failed renewal is logged; the next one is tried."""
     tried = threading.Semaphore(0)
 
@@ -455,7 +455,7 @@ def test_a_journal_that_fails_does_not_end_the_leases(make_call) -> None:
             raise OSError("away")
 
     leases = CallLeases(lease_s=1.0, renew_s=0.01)
-    leases.hold(CallAttempt(None, make_call.strong(), None, "ship", Away(), "k", "a", findable=True))
+    leases.hold(CallAttempt(make_dispatcher(Away()), None, make_call.strong(), None))
     for _ in range(3):
         assert tried.acquire(timeout=60)
     leases.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kdskills.remote.dispatch.payloads import INTRODUCTION, MAX_CALLS, OutcomesContext, outcomes_context
+from kdskills.remote.dispatch.payloads import INTRODUCTION, MAX_CALLS, outcomes_text
 from kdskills.remote.journal import MemoryJournal, strong_key
 from kdskills.remote.ports import CallState, JournalRow, StoredAnswer
 from kdskills.session.threads import shared_loop
@@ -33,17 +33,17 @@ def row(state: CallState, **facts: Any) -> JournalRow:
     return JournalRow(facts.pop("key", "k"), state, "o", False, 0.0, False, **facts)
 
 
-def lines(context: OutcomesContext | None) -> list[str]:
+def lines(text: str | None) -> list[str]:
     """The lines after the introduction."""
-    assert context is not None
-    first, *rest = context.text.splitlines()
+    assert text is not None
+    first, *rest = text.splitlines()
     assert first == INTRODUCTION
     return rest
 
 
 def test_nothing_to_tell() -> None:
     """Without such calls there is no context at all."""
-    assert outcomes_context([]) is None
+    assert outcomes_text([]) is None
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,22 @@ def test_nothing_to_tell() -> None:
 )
 def test_each_kind_is_told(found: JournalRow, line: str) -> None:
     """Recorded, late, unknown: one line a call."""
-    assert lines(outcomes_context([found])) == [line]
+    assert lines(outcomes_text([found])) == [line]
 
 
 def test_long_answers_are_shortened() -> None:
     """A long answer does not fill the context."""
-    (line,) = lines(outcomes_context([row("done", answer=say("x" * 10_000))]))
+    (line,) = lines(outcomes_text([row("done", answer=say("x" * 10_000))]))
     assert len(line) < 700
     assert line.endswith("…")
 
 
 def test_many_calls_are_counted() -> None:
-    """The newest are told, the others counted; all count as told."""
+    """The newest are told, the others counted."""
     rows = [row("done", key=f"k{n}", call_id=f"c{n}", answer=say("x")) for n in range(MAX_CALLS + 5)]
-    context = outcomes_context(rows)
+    context = outcomes_text(rows)
     assert lines(context)[0] == "(5 earlier calls are not listed.)"
     assert lines(context)[-1].startswith(f"- ship (call c{MAX_CALLS + 4},")
-    assert context.keys == tuple(f"k{n}" for n in range(MAX_CALLS + 5))
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -107,8 +106,8 @@ def test_a_crash_is_told_once(kind, sql_journal, make_dispatcher, make_skill, ma
     lost = make_call.strong("c2", turn="t1")
     journal.claim(strong_key(lost), lost, "dead", -1.0, idempotent=False)
     journal.start(strong_key(lost), "dead")
-    context = outcomes_context(journal.outcomes("s1"))
-    assert [line.split(": ")[1] for line in lines(context)] == ["recorded", "unknown"]
+    rows = journal.outcomes("s1")
+    assert [line.split(": ")[1] for line in lines(outcomes_text(rows))] == ["recorded", "unknown"]
     drive(dispatcher.call(make_skill(lambda: "never"), lost, None))  # somebody asks again: now it is known as unknown
-    journal.tell(context.keys)
-    assert outcomes_context(journal.outcomes("s1")) is None
+    journal.tell([row.key for row in rows])
+    assert outcomes_text(journal.outcomes("s1")) is None

@@ -98,7 +98,8 @@ def test_whatever_is_raised_is_answered(make_dispatcher, make_skill, make_call, 
 
     outcome = drive(make_dispatcher().call(make_skill(fails, deadline_seconds=deadline), make_call.strong(), None))
     assert text(outcome) == f"remote skill ship failed: {said}"
-    assert (outcome.handled, outcome.success, outcome.state, outcome.reraise) == (False, False, "done", None)
+    assert (outcome.handled, outcome.response_payload["success"], outcome.reraise) == (False, False, None)
+    assert outcome.state == "done"
 
 
 @pytest.mark.parametrize("deadline", [None, 60.0])
@@ -144,7 +145,7 @@ def test_awaitables_are_closed_in_sync_sessions(make_dispatcher, make_skill, mak
 
     outcome = drive(make_dispatcher().call(make_skill(handler), make_call.strong(), None))
     assert text(outcome) == "remote skill ship failed: got an awaitable; use AsyncCodexClient (or AsyncCodexManager)"
-    assert (outcome.handled, outcome.success, ran) == (False, False, [])
+    assert (outcome.handled, outcome.response_payload["success"], ran) == (False, False, [])
 
 
 def test_handlers_without_deadline_run_inline(make_dispatcher, make_skill, make_call) -> None:
@@ -353,7 +354,7 @@ def test_without_another_thread_the_call_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr("threading.Thread.start", refused)
         outcomes = [call("c1")]  # the thread of leases is refused
-        patch.setattr(dispatcher._leases, "_thread", threading.current_thread())
+        patch.setattr(dispatcher.leases, "_thread", threading.current_thread())
         outcomes += [call("c2"), call("c3")]  # the handler's own
     assert [text(outcome) for outcome in outcomes] == ["remote skill ship failed: can't start new thread"] * 3
     assert effects == []
