@@ -16,6 +16,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from kdskills.errors import Conflict
@@ -44,52 +45,36 @@ Release = Literal["", "releasing", "applied"]
 
 @dataclass(frozen=True, slots=True)
 class CatalogRecord:
-    """One thread's catalog.
-
-    Attributes:
-        session_id: The thread.
-        strategy: How its catalog reaches the model; empty while none was needed.
-        digest: Digest of the catalog in force; empty if none was ever pushed.
-        tools: Digest of each tool in force by qualified name.
-        context_digest: Digest of the catalog text the model has seen last; empty for none.
-        release: `releasing` while a worker asks the others to release the thread, `applied` when they may resume it.
-        release_by: The worker that asked.
-        version: Counts changes; a record is written only over the version it was read at.
-    """
+    """One thread's catalog; a digest is empty where there is none."""
 
     session_id: str
-    strategy: str = ""
-    digest: str = ""
-    tools: dict[str, str] = field(default_factory=dict)
-    context_digest: str = ""
-    release: Release = ""
-    release_by: str = ""
-    version: int = 0
+    strategy: str = ""  # how the catalog reaches the model; empty while none was needed
+    digest: str = ""  # of the catalog in force
+    tools: dict[str, str] = field(default_factory=dict)  # digest of each tool in force by qualified name
+    context_digest: str = ""  # of the catalog text the model has seen last
+    release: Release = ""  # `releasing` while a worker asks the others to release the thread, then `applied`
+    release_by: str = ""  # the worker that asked
+    version: int = 0  # counts changes; a record is written only over the version it was read at
 
 
 class MemoryCatalogStore:
-    """Records of this process; as those of `SqlCatalogStore`, its methods are called from threads.
+    """Records of this process; as those of `SqlCatalogStore`, its methods are called from threads."""
 
-    Attributes:
-        shared: Whether other workers see the same records.
-    """
-
-    shared = False
+    shared = False  # other workers do not see them
 
     def __init__(self) -> None:
         self._records: dict[str, CatalogRecord] = {}
         self._lock = threading.Lock()
 
-    def get(self, session_id: str) -> CatalogRecord | None:
-        """Return a thread's record."""
-        return self._records.get(session_id)
+    def get(self, session_id: str) -> CatalogRecord:
+        """Return a thread's record, an empty one when none is stored."""
+        return self._records.get(session_id) or CatalogRecord(session_id)
 
     def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
         """Apply a change to the newest version and return what was written."""
         with self._lock:
-            old = self._records.get(session_id) or CatalogRecord(session_id)
-            new = replace(change(old), version=old.version + 1)
-            self._records[session_id] = new
+            old = self.get(session_id)
+            self._records[session_id] = new = replace(change(old), version=old.version + 1)
             return new
 
     def forget(self, session_id: str) -> None:
@@ -99,7 +84,7 @@ class MemoryCatalogStore:
 
     def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
         """Return the records of those threads that are being released, or were."""
-        return [record for key in session_ids if (record := self._records.get(key)) is not None and record.release]
+        return [record for key in session_ids if (record := self.get(key)).release]
 
 
 _TRIES = 20
@@ -120,10 +105,9 @@ class SqlCatalogStore:
         self._engine = engine
         self._table = catalogs
 
-    def get(self, session_id: str) -> CatalogRecord | None:
-        """Return a thread's record."""
-        records = self._find(self._table.c.session_id == session_id)
-        return records[0] if records else None
+    def get(self, session_id: str) -> CatalogRecord:
+        """As `MemoryCatalogStore.get`."""
+        return next(iter(self._find(self._table.c.session_id == session_id)), CatalogRecord(session_id))
 
     def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
         """Apply a change to the newest version by compare-and-swap.
@@ -133,7 +117,7 @@ class SqlCatalogStore:
         """
         columns = self._table.c
         for _ in range(_TRIES):
-            old = self.get(session_id) or CatalogRecord(session_id)
+            old = self.get(session_id)
             new = replace(change(old), session_id=session_id, version=old.version + 1)
             facts = {"tools": json.dumps(new.tools, sort_keys=True), "updated_at": int(time.time() * 1_000_000)}
             if old.version:
@@ -175,30 +159,6 @@ class SqlCatalogStore:
 CatalogStore = MemoryCatalogStore | SqlCatalogStore
 
 
-class CatalogRecords:
-    """A store's records for coroutines: every access runs on a thread."""
-
-    def __init__(self, store: CatalogStore) -> None:
-        self._store = store
-        self.shared = store.shared
-
-    async def get(self, session_id: str) -> CatalogRecord:
-        """Return a thread's record, an empty one when none is stored."""
-        return await asyncio.to_thread(self._store.get, session_id) or CatalogRecord(session_id)
-
-    async def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
-        """Apply a change."""
-        return await asyncio.to_thread(self._store.update, session_id, change)
-
-    async def forget(self, session_id: str) -> None:
-        """Drop a thread's record."""
-        await asyncio.to_thread(self._store.forget, session_id)
-
-    async def releases(self, session_ids: Sequence[str]) -> list[CatalogRecord]:
-        """Return the records of those threads that are being released, or were."""
-        return await asyncio.to_thread(self._store.releases, session_ids)
-
-
 POLL_SECONDS = 0.25
 FREE_SECONDS = 30.0
 """How long a thread stays released for the worker that requested it; a worker that takes longer counts as dead."""
@@ -210,9 +170,9 @@ class Sharing:
     The requests are in the records; those in memory reach no other worker.
     """
 
-    def __init__(self, server: AppServer, records: CatalogRecords) -> None:
+    def __init__(self, server: AppServer, store: CatalogStore) -> None:
         self._server = server
-        self._records = records
+        self._store = store
         self._owner = secrets.token_hex(6)
         self._released: set[str] = set()
         self._request_times: dict[str, tuple[int, float]] = {}
@@ -233,24 +193,25 @@ class Sharing:
     @contextlib.asynccontextmanager
     async def releasing(self, session_id: str) -> AsyncIterator[None]:
         """Have the other workers release a thread for the body of the `with`."""
-        if not self._records.shared:
+        if not self._store.shared:
             yield
             return
 
-        def marked(word: Release) -> Awaitable[CatalogRecord]:
-            return self._records.update(session_id, lambda old: replace(old, release=word, release_by=self._owner))
+        def mark(word: Release) -> Awaitable[CatalogRecord]:
+            mine = partial(replace, release=word, release_by=self._owner)
+            return asyncio.to_thread(self._store.update, session_id, mine)
 
-        await marked("releasing")
+        await mark("releasing")
         try:
             yield
         finally:
-            await marked("applied")
+            await mark("applied")
 
     async def _look(self) -> None:
         threads = [thread for thread in self._server.threads.all() if thread.subscribed or thread.id in self._released]
         if not threads or self._server.disconnected:
             return
-        records = await self._records.releases([thread.id for thread in threads])
+        records = await asyncio.to_thread(self._store.releases, [thread.id for thread in threads])
         requested_ids = {record.session_id for record in records if self._asks(record)}
         for thread in threads:
             if thread.id in requested_ids and thread.subscribed and thread.active_turn is None:
@@ -277,24 +238,17 @@ CONTEXT_KEY = "kdskills"
 REPLACES = "This catalog replaces every earlier one."
 
 
-def escaped(text: str) -> str:
-    r"""Return the text with `</` as `<\/`: the server writes it unescaped between `<kdskills>` and `</kdskills>`."""
-    return text.replace("</", "<\\/")
-
-
 def context_text(instruction_text: str, *, earlier: bool) -> str | None:
-    """Return what the channel must carry now, or None when there is nothing to say.
-
-    Args:
-        instruction_text: The catalog; empty for none.
-        earlier: Whether the model has seen an earlier catalog, which this one replaces.
-    """
+    """Return what the channel must carry now, or None for nothing; *earlier*: the model has seen a catalog this one replaces."""
     return "\n".join(filter(None, [REPLACES if earlier else "", instruction_text])) or None
 
 
 def additional_context(text: str) -> JsonObject:
-    """Return the `additionalContext` of `turn/start`."""
-    return {CONTEXT_KEY: {"kind": "application", "value": escaped(text)}}
+    r"""Return the `additionalContext` of `turn/start`.
+
+    `</` becomes `<\/`: the server writes the text unescaped between `<kdskills>` and `</kdskills>`.
+    """
+    return {CONTEXT_KEY: {"kind": "application", "value": text.replace("</", "<\\/")}}
 
 
 _DEFERRED = frozenset({"turn_active", "queued_turns", "held_open", "changed_underneath"})
@@ -317,15 +271,12 @@ class _SessionState:
 
 
 class CodexCatalog:
-    """The catalog backend of a client.
-
-    Attributes:
-        sharing: Releases threads that another worker needs to reload.
+    """The catalog backend of a client; its `sharing` releases threads that another worker needs to reload.
 
     Args:
         server: The server.
-        profile: What the probe proved of the server.
-        store: Stores the catalog record of each thread.
+        profile: What the probe proved of it.
+        store: Has the catalog record of each thread.
         calls_running: Returns whether a journalled call of a thread runs now, in any worker; may block.
         bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
     """
@@ -341,8 +292,8 @@ class CodexCatalog:
     ) -> None:
         self._server = server
         self._changes = Changes(server, profile, bootstrap)
-        self._records = CatalogRecords(store)
-        self.sharing = Sharing(server, self._records)
+        self._store = store
+        self.sharing = Sharing(server, store)
         self._calls_running = calls_running
         self._sessions: defaultdict[str, _SessionState] = defaultdict(_SessionState)
 
@@ -366,7 +317,7 @@ class CodexCatalog:
         session = self._sessions[change.session_id]
         session.pending_change = None
         tools = flat_tools(change.tools)
-        record = await self._records.get(change.session_id)
+        record = await asyncio.to_thread(self._store.get, change.session_id)
         if not tools and not record.digest:
             return {"status": "noop", "sessionId": change.session_id}
         lint(tools, self._changes.profile)
@@ -412,7 +363,10 @@ class CodexCatalog:
             return CatalogContext({}, inject=False, current=False)
         if not self._changes.profile.context:
             return CatalogContext({}, inject=bool(instruction_text), current=True)
-        seen_digest, digest = (await self._records.get(session_id)).context_digest, text_digest(instruction_text)
+        seen_digest, digest = (
+            (await asyncio.to_thread(self._store.get, session_id)).context_digest,
+            text_digest(instruction_text),
+        )
         lost = state.context_lost or self._server.threads.get(session_id).compactions != state.compactions
         send: JsonObject = {}
         if seen_digest != digest or lost:
@@ -429,7 +383,7 @@ class CodexCatalog:
             return
         digest, state.offered, state.context_lost = state.offered[1], None, False
         state.compactions = self._server.threads.get(session_id).compactions
-        await self._records.update(session_id, lambda record: replace(record, context_digest=digest))
+        await asyncio.to_thread(self._store.update, session_id, partial(replace, context_digest=digest))
 
     def context_lost(self, session_id: str) -> None:
         """Record that turns were rolled back: the context they carried is no longer in the history."""
@@ -441,7 +395,7 @@ class CodexCatalog:
 
     async def in_force(self, session_id: str, digest: str) -> bool:
         """Return whether this is the digest of the catalog in force; no catalog counts as the empty one."""
-        record = await self._records.get(session_id)
+        record = await asyncio.to_thread(self._store.get, session_id)
         return (record.digest or tools_digest([])) == digest and await self._is_verified(record)
 
     async def _is_verified(self, record: CatalogRecord) -> bool:
@@ -453,11 +407,8 @@ class CodexCatalog:
         return session.verified
 
     async def facts(self, session_id: str) -> JsonObject:
-        """Return the facts about the catalog that a receipt contains.
-
-        The keys are `strategy strategy_asked digest context_digest tools`.
-        """
-        record = await self._records.get(session_id)
+        """Return what a receipt contains of the catalog: `strategy strategy_asked digest context_digest tools`."""
+        record = await asyncio.to_thread(self._store.get, session_id)
         return {
             "strategy": record.strategy or None,
             "strategy_asked": self._server.options.strategy,
@@ -471,7 +422,7 @@ class CodexCatalog:
         self._sessions.pop(session_id, None)
         for state in self._sessions.values():
             state.successor = None if state.successor == session_id else state.successor
-        await self._records.forget(session_id)
+        await asyncio.to_thread(self._store.forget, session_id)
 
     def plan_start(self, tools: Sequence[JsonObject] | None, *, ephemeral: bool) -> StartPlan:
         """Decide what a new thread starts with."""
@@ -480,12 +431,9 @@ class CodexCatalog:
 
     async def started(self, session_id: str, plan: StartPlan) -> None:
         """Store the catalog a new thread was started with."""
-
-        def change(record: CatalogRecord) -> CatalogRecord:
-            digest = tools_digest(plan.tools) if plan.tools else ""
-            return replace(record, strategy=plan.strategy, digest=digest, tools=fingerprints(plan.tools))
-
-        await self._records.update(session_id, change)
+        digest = tools_digest(plan.tools) if plan.tools else ""
+        change = partial(replace, strategy=plan.strategy, digest=digest, tools=fingerprints(plan.tools))
+        await asyncio.to_thread(self._store.update, session_id, change)
         self._sessions[session_id].verified = True
 
     @contextlib.asynccontextmanager
@@ -508,7 +456,7 @@ class CodexCatalog:
     async def _attempt(self, change: CatalogChange, tools: list[JsonObject]) -> JsonObject:
         session_id, began = change.session_id, time.monotonic()
         async with self._sessions[session_id].lock:
-            record = await self._records.get(session_id)
+            record = await asyncio.to_thread(self._store.get, session_id)
             digest, marks = tools_digest(tools), fingerprints(tools)
             unchanged = record.digest == digest and await self._is_verified(record)
             if unchanged or (not record.digest and not tools):
@@ -523,12 +471,14 @@ class CodexCatalog:
             target = outcome.get("new_session_id", session_id)
             if target != session_id:
                 self._sessions[session_id].successor = target
-            await self._records.update(target, lambda old: replace(old, strategy=strategy, digest=digest, tools=marks))
+            await asyncio.to_thread(
+                self._store.update, target, partial(replace, strategy=strategy, digest=digest, tools=marks)
+            )
             self._sessions[target].verified = True
             return report
 
     async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
-        record = await self._records.get(session_id)
+        record = await asyncio.to_thread(self._store.get, session_id)
         return (
             _report(session_id, record.strategy, record.digest, began) if record.digest else {"sessionId": session_id}
         )

@@ -37,11 +37,9 @@ Reason = Literal[
 
 
 class NotApplied(Exception):
-    """The old catalog stays in force; callers get a report, never this exception.
+    """The old catalog stays in force; callers get a report with *reason* and the *error* in the server's own words.
 
     Args:
-        reason: Why, one of the words of the report.
-        error: The server's or the system's own words.
         goes_on: Whether the change is still under way.
     """
 
@@ -58,20 +56,21 @@ T = TypeVar("T")
 CLOSE_SECONDS = 5.0
 _DEFAULT_NAME = "kdskills"
 _NOTE = "Remote skills of this conversation are managed by kdskills."
+_NO_FILE = "the thread has no rollout file on this machine"
 
 
 class Reload:
     """One guarded reload of one thread, to the catalog *wire* as `thread/start` takes it."""
 
     def __init__(self, changes: Changes, session_id: str, wire: list[JsonObject]) -> None:
-        self._server = server = changes.server
-        self._profile = changes.profile
-        self._bootstrap = changes.bootstrap
+        self._changes = changes
+        self._server = changes.server
         self._id = session_id
+        self._thread = changes.server.threads.get(session_id)
         self._wire = wire
-        self._home = Path(server.codex_home) if server.codex_home is not None else None
-        self.materialized_now = False
+        self._home = Path(self._server.codex_home) if self._server.codex_home is not None else None
         self._has_pointers = False
+        self.materialized_now = False
 
     async def run(self) -> bool:
         """Make the change; return False when the file had this catalog already.
@@ -79,7 +78,7 @@ class Reload:
         Raises:
             NotApplied: The old catalog is in force, or was put back.
         """
-        info = await self.guard()
+        info = await self._reloadable()
         path = await self._rollout_file(info)
         self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
         if await self._holds_already(path):
@@ -93,39 +92,35 @@ class Reload:
             raise
         return True
 
-    async def guard(self) -> JsonObject:
-        """Refuse threads that cannot be reloaded, now or ever."""
-        info = await self._read_thread()
+    async def _reloadable(self) -> JsonObject:
+        """Return the thread as the server describes it; refuse one that cannot be reloaded, now or ever."""
+        server = self._server
+        try:
+            info = await server.describe(self._id)
+        except AppServerError as problem:
+            if self._thread.path is not None and server.local:
+                await self._on_disk(rollout.read_head, Path(self._thread.path), self._id)
+            # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
+            with _rejecting(problem):
+                await server.resume(self._id)
+                info = await server.describe(self._id)
         if info.get("ephemeral"):
             raise NotApplied("ephemeral")
-        if not self._server.local:
+        if not server.local:
             raise NotApplied("not_local")
-        status = info.get("status")
-        if isinstance(status, dict) and status.get("type") == "active":
+        if _status(info) == "active":
             raise NotApplied("turn_active")
         with contextlib.suppress(AppServerError):  # servers without a queue do not know the method
-            queue = await self._server.request("thread/queue/list", threadId=self._id)
+            queue = await server.request("thread/queue/list", threadId=self._id)
             if isinstance(queue, dict) and queue.get("data"):
                 raise NotApplied("queued_turns")
         return info
-
-    async def _read_thread(self) -> JsonObject:
-        try:
-            return await self._server.describe(self._id)
-        except AppServerError as problem:
-            rollout_path = self._server.threads.get(self._id).path
-            if rollout_path is not None and self._server.local:
-                await self._on_disk(rollout.read_head, Path(rollout_path), self._id)
-            # A thread that is not loaded can be read after a resume; if that fails, the server tells the reason.
-            with _rejecting(problem):
-                await self._server.resume(self._id)
-                return await self._server.describe(self._id)
 
     async def _rollout_file(self, info: JsonObject) -> Path:
         if (path := await self._existing_file(info)) is not None:
             return path
         note = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": _NOTE}]}
-        for method in self._profile.materialise or ("name_set", "inject_items", "bootstrap"):
+        for method in self._changes.profile.materialise or ("name_set", "inject_items", "bootstrap"):
             with contextlib.suppress(AppServerError):
                 if method == "name_set":
                     name = info.get("name") or _DEFAULT_NAME
@@ -133,12 +128,12 @@ class Reload:
                 elif method == "inject_items":
                     await self._server.request("thread/inject_items", threadId=self._id, items=[note])
                 else:
-                    await self._bootstrap(self._id)
+                    await self._changes.bootstrap(self._id)
             path = await self._existing_file(await self._server.describe(self._id))
             if path is not None:
                 self.materialized_now = True
                 return path
-        raise NotApplied("not_local", "the thread has no rollout file on this machine")
+        raise NotApplied("not_local", _NO_FILE)
 
     async def _existing_file(self, info: JsonObject) -> Path | None:
         path = info.get("path")
@@ -150,39 +145,42 @@ class Reload:
         return canonical(head.tools) == canonical(self._wire)
 
     async def _unload(self) -> None:
-        server, thread = self._server, self._server.threads.get(self._id)
-        closings = thread.closings
-        if self._profile.unsubscribe:
+        server = self._server
+        if self._changes.profile.unsubscribe:
             with _rejecting():
-                answer = await self._server.request("thread/unsubscribe", threadId=self._id)
-            thread.subscribed = False
-            if isinstance(answer, dict) and answer.get("status") == "notLoaded":
+                closed = await self._leave()
+            if closed or await self._not_loaded():
                 return
-            await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
-            if thread.closings > closings or await self._not_loaded():
-                return
-        if not (self._server.owned or self._server.options.unload == "archive"):
+        if not (server.owned or server.options.unload == "archive"):
             await self._resume_old()
             raise NotApplied("held_open", "another connection keeps the thread open")
         with _rejecting():
-            await self._server.request("thread/archive", threadId=self._id)
-            thread.subscribed = False
-            await self._server.request("thread/unarchive", threadId=self._id)
+            await server.request("thread/archive", threadId=self._id)
+            self._thread.subscribed = False
+            await server.request("thread/unarchive", threadId=self._id)
+
+    async def _leave(self) -> bool:
+        """Unsubscribe, and return whether the server closed the thread soon."""
+        server, thread, closings = self._server, self._thread, self._thread.closings
+        answer = await server.request("thread/unsubscribe", threadId=self._id)
+        thread.subscribed = False
+        if isinstance(answer, dict) and answer.get("status") == "notLoaded":
+            return True
+        await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
+        return thread.closings > closings
 
     async def _not_loaded(self) -> bool:
         try:
-            info = await self._server.describe(self._id)
+            return _status(await self._server.describe(self._id)) == "notLoaded"
         except AppServerError as problem:
             return "not loaded" in str(problem)
-        status = info.get("status")
-        return isinstance(status, dict) and status.get("type") == "notLoaded"
 
     async def _change(self) -> None:
         with _rejecting():
             info = await self._server.describe(self._id)  # the path again: a revert or an archive moved the file
         path = Path(str(info.get("path") or ""))
         if not await asyncio.to_thread(path.is_file):
-            raise NotApplied("not_local", "the thread has no rollout file on this machine")
+            raise NotApplied("not_local", _NO_FILE)
         lock = rollout.locked(path, CLOSE_SECONDS)
         await self._on_disk(lock.__enter__)
         try:
@@ -210,7 +208,10 @@ class Reload:
                 await self._on_disk(rollout.forget_file, self._home, path, self._id)
             await self._confirm(path)
         except (AppServerError, NotApplied) as problem:
-            await self._put_back(path)
+            if self._thread.subscribed and self._changes.profile.unsubscribe:
+                with contextlib.suppress(AppServerError):
+                    await self._leave()
+            await self._on_disk(self._restore, path)
             words = problem.error if isinstance(problem, NotApplied) else problem.details.get("server_message")
             raise NotApplied("rejected", str(words or problem)) from problem
         except BaseException:  # raised again: the server is gone, or this client closes
@@ -240,18 +241,8 @@ class Reload:
 
     async def _confirm(self, path: Path) -> None:
         await self._server.resume(self._id)
-        if not await self._holds_already(Path(self._server.threads.get(self._id).path or path)):
+        if not await self._holds_already(Path(self._thread.path or path)):
             raise NotApplied("rejected", "the server replaced this catalog by another one")
-
-    async def _put_back(self, path: Path) -> None:
-        server, thread = self._server, self._server.threads.get(self._id)
-        if thread.subscribed and self._profile.unsubscribe:
-            closings = thread.closings
-            with contextlib.suppress(AppServerError):
-                await self._server.request("thread/unsubscribe", threadId=self._id)
-                thread.subscribed = False
-                await server.threads.until(lambda: thread.closings > closings or server.disconnected, CLOSE_SECONDS)
-        await self._on_disk(self._restore, path)
 
     def _restore(self, path: Path) -> None:
         if rollout.restore(path):
@@ -265,14 +256,15 @@ class Reload:
         """Run file work in a thread; its exceptions become reasons of `NotApplied`."""
         try:
             return await asyncio.to_thread(work, *arguments)
-        except rollout.UnknownFormat as problem:
-            raise NotApplied("unknown_format", str(problem)) from problem
-        except rollout.ChangedUnderneath as problem:
-            raise NotApplied("changed_underneath", str(problem)) from problem
-        except rollout.LockBusy as problem:
-            raise NotApplied("held_open", str(problem)) from problem
+        except (rollout.UnknownFormat, rollout.ChangedUnderneath, rollout.LockBusy) as problem:
+            raise NotApplied(problem.reason, str(problem)) from problem
         except OSError as problem:
             raise NotApplied("unknown_format", f"the rollout cannot be changed: {problem.strerror}") from problem
+
+
+def _status(info: JsonObject) -> object:
+    status = info.get("status")
+    return status.get("type") if isinstance(status, dict) else None
 
 
 @contextlib.contextmanager
@@ -319,11 +311,11 @@ class Changes:
             NotApplied: The old catalog stays in force.
         """
         wire = wire_tools(tools, namespaces=self.profile.namespaces)
-        report: JsonObject = {"status": "ok", "materialized_now": False}
         if strategy == "reload":
             reload = Reload(self, session_id, wire)
             changed = await reload.run()
             return {"status": "ok" if changed else "noop", "materialized_now": reload.materialized_now}
+        report: JsonObject = {"status": "ok", "materialized_now": False}
         with _rejecting():
             if strategy == "native":
                 await self.server.resume(session_id, dynamicTools=wire)
@@ -389,29 +381,17 @@ DISPATCHER: JsonObject = {
 
 @dataclass(frozen=True, slots=True)
 class StartPlan:
-    """The tools and strategy of a new thread.
+    """The tools and strategy of a new thread."""
 
-    Attributes:
-        wire: The value of `dynamicTools`, or None for none.
-        strategy: How its catalog will reach the model; empty when the caller's own wire tools stay as they are.
-        tools: The catalog, flat.
-    """
-
-    wire: list[JsonObject] | None
-    strategy: CatalogStrategy | Literal[""]
-    tools: list[JsonObject]
+    wire: list[JsonObject] | None  # the value of `dynamicTools`
+    strategy: CatalogStrategy | Literal[""]  # how its catalog reaches the model; empty for the caller's own wire tools
+    tools: list[JsonObject]  # the catalog, flat
 
 
 def _proven(profile: ServerProfile, preference: str, *, has_file: bool) -> CatalogStrategy | None:
     if profile.native and preference in ("auto", "native"):
         return "native"
     return "reload" if profile.reload and preference in ("auto", "reload") and has_file else None
-
-
-def strategy_at_start(profile: ServerProfile, preference: str, *, local: bool, ephemeral: bool) -> CatalogStrategy:
-    """Return the first proven strategy for a thread that is about to start; *preference* is the client's `strategy`."""
-    proven = _proven(profile, preference, has_file=local and not ephemeral)
-    return proven or ("successor" if preference == "successor" else "dispatcher")
 
 
 def strategy_of_old(profile: ServerProfile, preference: str, *, local: bool, successor: bool) -> CatalogStrategy | None:
@@ -428,14 +408,12 @@ def start_plan(
     local: bool,
     ephemeral: bool,
 ) -> StartPlan:
-    """Decide what a new thread starts with."""
-    strategy = strategy_at_start(profile, preference, local=local, ephemeral=ephemeral)
+    """Decide what a new thread starts with: its strategy is the first proven one; *preference* is the client's `strategy`."""
+    strategy = _proven(profile, preference, has_file=local and not ephemeral)
+    strategy = strategy or ("successor" if preference == "successor" else "dispatcher")
     start_tools = list(tools or [])
-    if start_tools and all("type" in tool for tool in start_tools):
-        return StartPlan(start_tools, "" if strategy == "dispatcher" else strategy, flat_tools(start_tools))
     flat = flat_tools(start_tools)
-    if strategy == "dispatcher":
-        dispatcher = [DISPATCHER]
-        wire = dispatcher if profile.namespaces else wire_tools(dispatcher, namespaces=False)
-        return StartPlan(wire, strategy, flat)
-    return StartPlan(wire_tools(flat, namespaces=profile.namespaces) if flat else None, strategy, flat)
+    if start_tools and all("type" in tool for tool in start_tools):
+        return StartPlan(start_tools, "" if strategy == "dispatcher" else strategy, flat)
+    offered = [DISPATCHER] if strategy == "dispatcher" else flat
+    return StartPlan(wire_tools(offered, namespaces=profile.namespaces) if offered else None, strategy, flat)

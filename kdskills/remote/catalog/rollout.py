@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from kdskills.remote.ports import JsonObject
 
@@ -43,13 +43,19 @@ _LOG = logging.getLogger("kdskills.remote")
 class UnknownFormat(ValueError):
     """Line 1 is not the `session_meta` of this thread, or the file cannot be read."""
 
+    reason: Final = "unknown_format"  # in the report of the change
+
 
 class ChangedUnderneath(ValueError):
     """The file is not what it was when it was read."""
 
+    reason: Final = "changed_underneath"
+
 
 class LockBusy(ValueError):
     """Another process changes this file now."""
+
+    reason: Final = "held_open"
 
 
 Stamp = tuple[int, int, int, int]

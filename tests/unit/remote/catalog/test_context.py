@@ -3,14 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.catalog.backend import REPLACES, additional_context, context_text, escaped
+from kdskills.remote.catalog.backend import REPLACES, additional_context, context_text
 
 
 @given(st.text())
 def test_nothing_closes_the_servers_element(text):
     """No text can hold `</`, so none ends the server's `<kdskills>` element."""
-    assert "</" not in escaped(text)
-    assert escaped(text).replace("<\\/", "</") == text.replace("<\\/", "</")
+    escaped = additional_context(text)["kdskills"]["value"]
+    assert "</" not in escaped
+    assert escaped.replace("<\\/", "</") == text.replace("<\\/", "</")
 
 
 def test_the_channel_is_the_servers():

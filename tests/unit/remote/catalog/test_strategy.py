@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from kdskills.remote.catalog.changes import DISPATCHER, start_plan, strategy_at_start, strategy_of_old
+from kdskills.remote.catalog.changes import DISPATCHER, start_plan, strategy_of_old
 from kdskills.remote.ports import ServerProfile
 
 TOOL = {"name": "a", "description": "d", "inputSchema": {"type": "object"}}
@@ -30,13 +30,14 @@ BOTH = ServerProfile(native=True, reload=True, probed=True)
 )
 def test_a_new_thread_takes_the_first_proven_way(profile, wanted, local, ephemeral, expected):
     """Native, then reload where there is a local file to be, else the dispatcher."""
-    assert strategy_at_start(profile, wanted, local=local, ephemeral=ephemeral) == expected
+    assert start_plan(None, profile, wanted, local=local, ephemeral=ephemeral).strategy == expected
 
 
 def test_nothing_unproven_is_ever_chosen():
     """Whatever is asked for, a way the probe did not prove is not taken."""
     for wanted, local, ephemeral in product(["auto", "native", "reload", "dispatcher"], [True, False], [True, False]):
-        assert strategy_at_start(ServerProfile(), wanted, local=local, ephemeral=ephemeral) == "dispatcher"
+        plan = start_plan(None, ServerProfile(), wanted, local=local, ephemeral=ephemeral)
+        assert plan.strategy == "dispatcher"
         assert strategy_of_old(ServerProfile(), wanted, local=local, successor=False) is None
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from kdskills.remote.catalog.backend import CatalogRecords, MemoryCatalogStore, Sharing
+from kdskills.remote.catalog.backend import CatalogRecord, MemoryCatalogStore, Sharing
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import AppServer, ClientOptions
 
@@ -24,7 +24,7 @@ async def worker(far, open_client):
     client = await open_client(dispatch="manual")
     await client.sessions.create()
     store = SharedStore()
-    return client, store, Sharing(client.server, CatalogRecords(store))
+    return client, store, Sharing(client.server, store)
 
 
 def ask(store, word, by="another"):
@@ -96,8 +96,8 @@ async def test_without_a_shared_store_nobody_is_asked(worker):
     """Records of memory carry no asking."""
     client, _, _ = worker
     store = MemoryCatalogStore()
-    async with Sharing(client.server, CatalogRecords(store)).releasing(THREAD):
-        assert store.get(THREAD) is None
+    async with Sharing(client.server, store).releasing(THREAD):
+        assert store.get(THREAD) == CatalogRecord(THREAD)
 
 
 async def test_watching_survives_the_servers_refusals(far, worker, monkeypatch):
