@@ -1,7 +1,6 @@
 """The facades over a client and the clients of a Codex app-server, async and blocking.
 
-A blocking class has the methods of its async twin and runs them on a loop of this package: a client on one of its own, a facade on
-the one all facades share.
+A blocking class runs its async twin's methods on a loop of this package: a client on its own, a facade on the one all share.
 """
 
 from __future__ import annotations
@@ -9,17 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import logging
 import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from kdskills.errors import BadRequest
@@ -35,14 +32,14 @@ from kdskills.remote.ports import AppServerGone, CallJournal, JsonObject, Server
 from kdskills.remote.probe import profile_for
 from kdskills.remote.publish import take_roots_away
 from kdskills.remote.registry import TOOLS_KEYWORDS
-from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession
-from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, discard
+from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession, SessionHandle
+from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, blocking_context, forwarded
 from kdskills.storage.folder import close_state
 
 _LOG = logging.getLogger("kdskills.remote")
 
 _NONE = object()
-S = TypeVar("S")
+S = TypeVar("S", bound=SessionHandle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +51,98 @@ class RemoteSkillLifecycle(Generic[S]):
     skills: S
 
 
-class FacadeMethods:
+class FacadeMethods(Generic[S]):
     """The coroutines of both facades.
 
     Args:
         core: The facade's state.
+        handle: Makes the handle of a session that callers get.
     """
 
-    def __init__(self, core: FacadeCore) -> None:
+    def __init__(self, core: FacadeCore, handle: Callable[[SessionCore], S]) -> None:
         self._core = core
+        self._handle = handle
+
+    def session(self, session_id: str) -> S:
+        """Return a handle of a session; handles of one id share one registry."""
+        return self._handle(self._core.session(session_id))
+
+    async def create_session(
+        self, /, *, register: Callable[[S], Any] | None = None, **create_kwargs: Any
+    ) -> tuple[Any, S]:
+        """Create a session of the server with the skills *register* puts into a draft.
+
+        Args:
+            register: May be a coroutine function in an async facade.
+            **create_kwargs: Of the client's `sessions.create`.
+
+        Returns:
+            The server's answer, and the session with the draft's skills.
+
+        Raises:
+            ValueError: The server's answer names no session.
+            TypeError: *register* of a sync facade answered with an awaitable; nothing was created.
+        """
+        owner = self._core
+        draft = SessionCore(owner, DRAFT, draft=True)
+        if register is not None:
+            await owner.call(register, self._handle(draft))
+        tools, layers = draft.tools(), draft.registry.layers()
+        passed_tools = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
+        own_tools = {"dynamic_tools": tools} if tools and passed_tools is _NONE else {}
+        created = await owner.call(owner.client.sessions.create, **create_kwargs, **own_tools)
+        session = created.get("session") if isinstance(created, Mapping) else None
+        session_id = session.get("sessionId") if isinstance(session, Mapping) else None
+        if text_or_none(session_id) is None:
+            raise ValueError("sessions.create response missing session.sessionId")
+        core = owner.session(str(session_id))
+        core.adopt(draft, [layer.skill for layer in layers])
+        if own_tools:
+            core.remember_pushed(tools, core.registry.layers())
+        elif isinstance(passed_tools, (list, tuple)):
+            core.remember_pushed([dict(tool) for tool in passed_tools if isinstance(tool, Mapping)], [])
+        preference = created.get("strategyAsked")
+        if preference in {"native", "reload"} and created.get("strategy") == "dispatcher":
+            message = (
+                f"strategy {preference!r} is not proven of this server, "
+                "so the catalog reaches the model through the dispatcher"
+            )
+            _LOG.warning("session %s: %s", core.session_id, message)
+            fix = "give connect the profile of a probe: connect(url, profile=report.profile)"
+            core.note("strategy_not_proven", message, fix=fix)
+        return created, self._handle(core)
+
+    @asynccontextmanager
+    async def using(
+        self, /, session_id: str, name: str, handler: Callable[..., Any], **register_options: Any
+    ) -> AsyncIterator[S]:
+        """As `session(session_id).using(…)`."""
+        core = self._core.session(session_id)
+        async with turns.window(core, name, handler, **register_options):
+            yield self._handle(core)
+
+    @asynccontextmanager
+    async def lifecycle(
+        self,
+        /,
+        *,
+        register: Callable[[S], Any] | None = None,
+        keep_session: bool = False,
+        sync_runtime_on_cleanup: bool = True,
+        ignore_cleanup_errors: bool = True,
+        **create_kwargs: Any,
+    ) -> AsyncIterator[RemoteSkillLifecycle[S]]:
+        """Have a session for the body; it is closed afterwards, and deleted unless it is kept."""
+        created, skills = await self.create_session(register=register, **create_kwargs)
+        close = partial(
+            self.close_session, delete_session=not keep_session, sync_runtime_on_cleanup=sync_runtime_on_cleanup
+        )
+        try:
+            yield RemoteSkillLifecycle(skills.session_id, created, skills)
+        except BaseException:  # raised again: the clean-up must not hide the body's own error
+            await close(skills.session_id, ignore_cleanup_errors=True)
+            raise
+        await close(skills.session_id, ignore_cleanup_errors=ignore_cleanup_errors)
 
     async def close_session(
         self,
@@ -86,7 +166,11 @@ class FacadeMethods:
         try:
             try:
                 if delete_session:
-                    await self._delete(core, report)
+                    answer = await self._core.call(self._core.client.sessions.delete, session_id=core.session_id)
+                    report["deleteResponse"] = answer
+                    report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in {"ok", "deleted"}
+                    if report["deleted"] and self._core.backend is not None:
+                        await self._core.call(self._core.backend.forget, core.session_id)
                 elif sync_runtime_on_cleanup and self._core.backend is not None:
                     emptied = await turns.change_catalog(core, 10.0, wait=False)
                     if emptied.get("status") == "failed":
@@ -123,43 +207,8 @@ class FacadeMethods:
         """End the facade's own threads; its sessions and the journal stay as they are."""
         self._core.dispatcher.close()
 
-    async def _delete(self, core: SessionCore, report: JsonObject) -> None:
-        answer = await self._core.call(self._core.client.sessions.delete, session_id=core.session_id)
-        report["deleteResponse"] = answer
-        report["deleted"] = isinstance(answer, Mapping) and answer.get("status") in {"ok", "deleted"}
-        if report["deleted"] and self._core.backend is not None:
-            await self._core.call(self._core.backend.forget, core.session_id)
 
-
-async def create(owner: FacadeCore, draft: SessionCore, create_kwargs: Mapping[str, Any]) -> tuple[Any, SessionCore]:
-    """Create the server's session with the draft's tools, and bind the draft's skills to it."""
-    tools, layers = draft.tools(), draft.registry.layers()
-    passed_tools = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
-    own_tools = {"dynamic_tools": tools} if tools and passed_tools is _NONE else {}
-    created = await owner.call(owner.client.sessions.create, **create_kwargs, **own_tools)
-    session = created.get("session") if isinstance(created, Mapping) else None
-    session_id = session.get("sessionId") if isinstance(session, Mapping) else None
-    if text_or_none(session_id) is None:
-        raise ValueError("sessions.create response missing session.sessionId")
-    core = owner.session(str(session_id))
-    core.adopt(draft, [layer.skill for layer in layers])
-    if own_tools:
-        core.remember_pushed(tools, core.registry.layers())
-    elif isinstance(passed_tools, (list, tuple)):
-        core.remember_pushed([dict(tool) for tool in passed_tools if isinstance(tool, Mapping)], [])
-    preference = created.get("strategyAsked")
-    if preference in {"native", "reload"} and created.get("strategy") == "dispatcher":
-        message = (
-            f"strategy {preference!r} is not proven of this server, "
-            "so the catalog reaches the model through the dispatcher"
-        )
-        _LOG.warning("session %s: %s", core.session_id, message)
-        fix = "give connect the profile of a probe: connect(url, profile=report.profile)"
-        core.note("strategy_not_proven", message, fix=fix)
-    return created, core
-
-
-class AsyncRemoteSkillsFacade(FacadeMethods):
+class AsyncRemoteSkillsFacade(FacadeMethods[AsyncRemoteSkillSession]):
     """Python functions as skills of Codex sessions, on the running event loop.
 
     Args:
@@ -178,70 +227,11 @@ class AsyncRemoteSkillsFacade(FacadeMethods):
         max_concurrency: int = 8,
     ) -> None:
         core = FacadeCore(client, asynchronous=True, profile=profile, journal=journal, max_concurrency=max_concurrency)
-        super().__init__(core)
-
-    def session(self, session_id: str) -> AsyncRemoteSkillSession:
-        """Return a handle of a session; handles of one id share one registry."""
-        return AsyncRemoteSkillSession(self._core.session(session_id))
-
-    async def create_session(
-        self, *, register: Callable[[AsyncRemoteSkillSession], Any] | None = None, **create_kwargs: Any
-    ) -> tuple[Any, AsyncRemoteSkillSession]:
-        """Create a session of the server with the skills *register* puts into a draft; it may be a coroutine function.
-
-        Returns:
-            The server's answer, and the session with the draft's skills.
-
-        Raises:
-            ValueError: The server's answer names no session.
-        """
-        draft = SessionCore(self._core, DRAFT, draft=True)
-        filled = register(AsyncRemoteSkillSession(draft)) if register is not None else None
-        if inspect.isawaitable(filled):
-            await filled
-        created, core = await create(self._core, draft, create_kwargs)
-        return created, AsyncRemoteSkillSession(core)
-
-    @asynccontextmanager
-    async def using(
-        self, session_id: str, name: str, handler: Callable[..., Any], **register_options: Any
-    ) -> AsyncIterator[AsyncRemoteSkillSession]:
-        """As `session(session_id).using(…)`."""
-        async with self.session(session_id).using(name, handler, **register_options) as session:
-            yield session
-
-    @asynccontextmanager
-    async def lifecycle(
-        self,
-        *,
-        register: Callable[[AsyncRemoteSkillSession], Any] | None = None,
-        keep_session: bool = False,
-        sync_runtime_on_cleanup: bool = True,
-        ignore_cleanup_errors: bool = True,
-        **create_kwargs: Any,
-    ) -> AsyncIterator[RemoteSkillLifecycle[AsyncRemoteSkillSession]]:
-        """Have a session for the body; it is closed afterwards, and deleted unless it is kept."""
-        created, skills = await self.create_session(register=register, **create_kwargs)
-        close = partial(
-            self.close_session, delete_session=not keep_session, sync_runtime_on_cleanup=sync_runtime_on_cleanup
-        )
-        try:
-            yield RemoteSkillLifecycle(skills.session_id, created, skills)
-        except BaseException:  # raised again: the clean-up must not hide the body's own error
-            await close(skills.session_id, ignore_cleanup_errors=True)
-            raise
-        await close(skills.session_id, ignore_cleanup_errors=ignore_cleanup_errors)
+        super().__init__(core, AsyncRemoteSkillSession)
 
 
-class RemoteSkillsFacade(Blocking[FacadeMethods]):
-    """As `AsyncRemoteSkillsFacade`, without an event loop, for a client that blocks.
-
-    Args:
-        client: A client with the methods listed in `docs/reference/remote-skills.md`; `CodexClient` is one.
-        profile: Lint rules; the client's `profile`, else those of Codex.
-        journal: Keeps calls so that effects happen once; the client's, else memory.
-        max_concurrency: Handlers that run at once.
-    """
+class RemoteSkillsFacade(Blocking[FacadeMethods[RemoteSkillSession]]):
+    """As `AsyncRemoteSkillsFacade`, with the same arguments, without an event loop, for a client that blocks: `CodexClient` is one."""
 
     def __init__(
         self,
@@ -254,59 +244,15 @@ class RemoteSkillsFacade(Blocking[FacadeMethods]):
         self._core = FacadeCore(
             client, asynchronous=False, profile=profile, journal=journal, max_concurrency=max_concurrency
         )
-        super().__init__(FacadeMethods(self._core))
+        super().__init__(FacadeMethods(self._core, RemoteSkillSession))
 
     def session(self, session_id: str) -> RemoteSkillSession:
         """Return a handle of a session; handles of one id share one registry."""
-        return RemoteSkillSession(self._core.session(session_id))
+        return self._target.session(session_id)
 
-    def create_session(
-        self, *, register: Callable[[RemoteSkillSession], Any] | None = None, **create_kwargs: Any
-    ) -> tuple[Any, RemoteSkillSession]:
-        """As `AsyncRemoteSkillsFacade.create_session`.
-
-        Raises:
-            TypeError: *register* answered with an awaitable; nothing was created.
-            ValueError: The server's answer names no session.
-        """
-        draft = SessionCore(self._core, DRAFT, draft=True)
-        filled = register(RemoteSkillSession(draft)) if register is not None else None
-        if inspect.isawaitable(filled):
-            discard(filled)
-            raise TypeError("register returned an awaitable; use AsyncRemoteSkillsFacade")
-        created, core = self._run(lambda: create(self._core, draft, create_kwargs))
-        return created, RemoteSkillSession(core)
-
-    @contextmanager
-    def using(
-        self, session_id: str, name: str, handler: Callable[..., Any], **register_options: Any
-    ) -> Iterator[RemoteSkillSession]:
-        """As `session(session_id).using(…)`."""
-        with self.session(session_id).using(name, handler, **register_options) as session:
-            yield session
-
-    @contextmanager
-    def lifecycle(
-        self,
-        *,
-        register: Callable[[RemoteSkillSession], Any] | None = None,
-        keep_session: bool = False,
-        sync_runtime_on_cleanup: bool = True,
-        ignore_cleanup_errors: bool = True,
-        **create_kwargs: Any,
-    ) -> Iterator[RemoteSkillLifecycle[RemoteSkillSession]]:
-        """Have a session for the body of a `with`; it is closed afterwards, and deleted unless it is kept."""
-        created, skills = self.create_session(register=register, **create_kwargs)
-        close = partial(
-            self.close_session, delete_session=not keep_session, sync_runtime_on_cleanup=sync_runtime_on_cleanup
-        )
-        try:
-            yield RemoteSkillLifecycle(skills.session_id, created, skills)
-        except BaseException:  # raised again: the clean-up must not hide the body's own error
-            close(skills.session_id, ignore_cleanup_errors=True)
-            raise
-        close(skills.session_id, ignore_cleanup_errors=ignore_cleanup_errors)
-
+    create_session = blocking(FacadeMethods[RemoteSkillSession].create_session)
+    using = blocking_context(FacadeMethods[RemoteSkillSession].using)
+    lifecycle = blocking_context(FacadeMethods[RemoteSkillSession].lifecycle)
     close_session = blocking(FacadeMethods.close_session)
     on_call = blocking(FacadeMethods.on_call)
     turn_ended = blocking(FacadeMethods.turn_ended)
@@ -523,6 +469,7 @@ class CodexClient(Blocking[AsyncCodexClient]):
         self.catalog = BlockingCatalog(client.catalog, loop)
         self.profile: ServerProfile = client.profile
         self.journal: CallJournal = client.journal
+        self.spool: Any = client.spool  # where the rest of long answers is kept, or None
         client.on_call = self._take_call
         client.on_turn_ended = self._turn_ended
 
@@ -567,36 +514,11 @@ class CodexClient(Blocking[AsyncCodexClient]):
                 self._facade = RemoteSkillsFacade(self)
             return self._facade
 
-    @property
-    def connection(self) -> str:
-        """The name of the present connection; answers are accepted on one."""
-        return self._target.connection
-
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection at this moment."""
-        return self._target.connected
-
-    @property
-    def user_agent(self) -> str:
-        """What the server calls itself."""
-        return self._target.user_agent
-
-    @property
-    def owned(self) -> bool:
-        """Whether this client started the server and is its only user."""
-        return self._target.owned
-
-    @property
-    def codex_home(self) -> str | None:
-        """The server's home, as it says."""
-        return self._target.codex_home
-
-    @property
-    def spool(self) -> Any:
-        """Where the rest of long answers is kept, or None."""
-        return self._target.spool
-
+    connection = forwarded(AsyncAppServerClient.connection)
+    connected = forwarded(AsyncAppServerClient.connected)
+    user_agent = forwarded(AsyncAppServerClient.user_agent)
+    owned = forwarded(AsyncAppServerClient.owned)
+    codex_home = forwarded(AsyncAppServerClient.codex_home)
     request = blocking(AsyncAppServerClient.request)
     reconnect = blocking(AsyncAppServerClient.reconnect)
 
@@ -611,9 +533,7 @@ class CodexClient(Blocking[AsyncCodexClient]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _take_call(self, signal: AppServerSignal) -> object:

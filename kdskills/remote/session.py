@@ -24,7 +24,7 @@ from kdskills.remote.ports import CallIdentity, JsonObject
 from kdskills.remote.publish import publish
 from kdskills.remote.registry import RemoteSkill, inject
 from kdskills.remote.turns import SubmitOptions, change_catalog, refuse_unapplied
-from kdskills.session.threads import Blocking, blocking
+from kdskills.session.threads import Blocking, blocking, blocking_context
 
 if TYPE_CHECKING:
     from kdskills.remote.calls import Receipt
@@ -159,15 +159,11 @@ class AsyncRemoteSkillSession(SessionHandle):
 
     @asynccontextmanager
     async def using(
-        self, name: str, handler: Callable[..., Any], **register_options: Any
+        self, /, name: str, handler: Callable[..., Any], **register_options: Any
     ) -> AsyncIterator[AsyncRemoteSkillSession]:
         """Have a skill for the body of an `async with`; what it hid returns afterwards."""
-        registry = self._core.registry
-        layer = registry.open(registry.build(name, handler, **register_options))
-        try:
+        async with turns.window(self._core, name, handler, **register_options):
             yield self
-        finally:
-            await turns.leave_window(self._core, layer)
 
     async def publish(
         self,
@@ -313,13 +309,10 @@ class RemoteSkillSession(SessionHandle, Blocking[AsyncRemoteSkillSession]):
     @contextmanager
     def using(self, name: str, handler: Callable[..., Any], **register_options: Any) -> Iterator[RemoteSkillSession]:
         """Have a skill for the body of a `with`; what it hid returns afterwards."""
-        registry = self._core.registry
-        layer = registry.open(registry.build(name, handler, **register_options))
-        try:
+        with self._window(name, handler, **register_options):
             yield self
-        finally:
-            self._run(lambda: turns.leave_window(self._core, layer))
 
+    _window = blocking_context(AsyncRemoteSkillSession.using)
     publish = blocking(AsyncRemoteSkillSession.publish)
     sync_runtime = blocking(AsyncRemoteSkillSession.sync_runtime)
     prepare_catalog = blocking(AsyncRemoteSkillSession.prepare_catalog)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -421,8 +422,19 @@ def refuse_unapplied(report: JsonObject) -> None:
         raise CatalogBusy(report) if busy else CatalogNotApplied(report)
 
 
-async def leave_window(core: SessionCore, layer: Layer) -> None:
-    """Remove a window's layer and update the catalog if it contained the layer; failures become diagnostics."""
+@asynccontextmanager
+async def window(
+    core: SessionCore, name: str, handler: Callable[..., Any], **register_options: Any
+) -> AsyncIterator[None]:
+    """Have a skill for the body, and update the catalog afterwards if it contained the skill; failures become diagnostics."""
+    layer = core.registry.open(core.registry.build(name, handler, **register_options))
+    try:
+        yield
+    finally:
+        await _leave(core, layer)
+
+
+async def _leave(core: SessionCore, layer: Layer) -> None:
     was_pushed = any(pushed is layer for pushed in core.pushed_layers)
     if not core.registry.close(layer) or not was_pushed or core.draft:
         return

@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from queue import SimpleQueue
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
@@ -322,3 +322,33 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
         return value
 
     return call
+
+
+def blocking_context(
+    method: Callable[Concatenate[Any, P], contextlib.AbstractAsyncContextManager[T]],
+) -> Callable[Concatenate[Any, P], contextlib.AbstractContextManager[T]]:
+    """As `blocking`, for an async context manager: entered and left on the loop, while its body runs on the caller's thread."""
+
+    @functools.wraps(method)
+    @contextlib.contextmanager
+    def manage(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        manager = getattr(self._target, method.__name__)(*args, **kwargs)
+        value: T = self._run(manager.__aenter__)
+        try:
+            yield value
+        except BaseException as raised:
+            error = raised
+            if not self._run(lambda: manager.__aexit__(type(error), error, error.__traceback__)):
+                raise
+        else:
+            self._run(lambda: manager.__aexit__(None, None, None))
+
+    return manage
+
+
+def forwarded(of: Callable[[Any], V]) -> V:
+    """Return a property of a proxy's target as one of the proxy."""
+    target: Any = of
+    mirrored: Any = property(lambda self: target.fget(self._target), doc=target.__doc__)
+    value: V = mirrored
+    return value
