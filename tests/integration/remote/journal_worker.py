@@ -81,7 +81,14 @@ async def main():
         )
         outcome = await dispatcher.call(None if order.get("ignorant") else skill, identity, arguments)
         text = outcome.response_payload["contentItems"][0]["text"]
-        tell(event="answer", n=n, text=text, replayed=outcome.replayed, state=outcome.state, success=outcome.success)
+        tell(
+            event="answer",
+            n=n,
+            text=text,
+            replayed=outcome.replayed,
+            state=outcome.state,
+            success=outcome.response_payload["success"],
+        )
 
     numbers = list(range(order.get("calls", 1)))
     if order.get("backwards"):
