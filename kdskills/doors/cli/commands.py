@@ -97,16 +97,9 @@ def fixes(answer: Any, *, strict: bool = False) -> None:
         summary(answer.left, strict=strict)
 
 
-@Row(
-    skill_commands,
-    "list",
-    "skills.list",
-    "List a bundle's skills as a consumer sees them.",
-    positional=("bundle",),
-    trust=True,
-)
+@Row(skill_commands, "list", "skills.list", positional=("bundle",), trust=True)
 def skills(answer: Any) -> None:
-    """Print one line a skill, with what the consumer may do with it."""
+    """List a bundle's skills as a consumer sees them."""
     colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
     out = console()
     longest = max((len(row.full_id) for row in answer.skills), default=5)
@@ -126,14 +119,13 @@ def skills(answer: Any) -> None:
     skill_commands,
     "show",
     "skills.show",
-    "Show one skill in full.",
     positional=("bundle", "ref"),
     constants={"by": "code"},
     hidden=("tools",),
     trust=True,
 )
 def skill(answer: Any) -> None:
-    """Print a skill's facts, its text and its companions."""
+    """Show one skill in full."""
     from rich.markdown import Markdown
     from rich.panel import Panel
 
@@ -158,7 +150,6 @@ def skill(answer: Any) -> None:
     skill_commands,
     "render",
     "skills.render",
-    "Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a catalog.",
     positional=("bundle", "refs"),
     words={
         "consumer": Word(short="-c", help="Consumer that asks; for a prompt the solver's, else anonymous."),
@@ -169,7 +160,9 @@ def skill(answer: Any) -> None:
     trust=True,
 )
 def rendered(answer: Any) -> None:
-    """Print the text to stdout, as it is unless that is a terminal, and what it costs to stderr."""
+    """Print the prompt a solver would send first; with skills the block a generator gets; with a budget or tools a
+    catalog.
+    """
     print(disarmed(answer.text) if sys.stdout.isatty() else answer.text)
     notes = [f"~{answer.tokens} tokens"]
     if answer.form == "prompt":
@@ -190,7 +183,6 @@ def rendered(answer: Any) -> None:
     skill_commands,
     "why",
     "skills.why",
-    "Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not.",
     positional=("ref",),
     words={
         "bundle": Word(short="-b", help="The bundle's folder.", default=Path()),
@@ -199,7 +191,7 @@ def rendered(answer: Any) -> None:
     trust=True,
 )
 def why(answer: Any) -> None:
-    """Print every step of the gate."""
+    """Explain, rule by rule, why a skill is granted or refused; exit 0 if granted, 1 if not."""
     out = console()
     verdict = "[green]granted[/]" if answer.granted else f"[red]refused: {answer.code}[/]"
     out.print(
@@ -214,9 +206,9 @@ def why(answer: Any) -> None:
         out.print(f"note: {line(note)}", soft_wrap=True)
 
 
-@Row(skill_commands, "doctor", "doctor", "Run the self-checks of every part and say what would cure what fails.")
+@Row(skill_commands, "doctor", "doctor")
 def doctor(answer: Any) -> None:
-    """Print self-checks and engine probes with their cures."""
+    """Run the self-checks of every part and say what would cure what fails."""
     out = console()
     rows = table("", "part", "found", "cure")
     for check in answer.checks:
@@ -283,13 +275,12 @@ def end_of_turn(answer: Any) -> None:
     turn,
     "show",
     "turns.show",
-    "Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order.",
     positional=("transcript",),
     words={"transcript": Word(metavar="TRANSCRIPT")},
     flags={"full": "Print long prompts and results in full."},
 )
 def timeline(answer: Any, *, full: bool) -> None:
-    """Print the timeline of a turn."""
+    """Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order."""
     from kdskills.doors.cli.turns import show
 
     show(answer, full=full)
@@ -310,15 +301,9 @@ MEANINGS: Final = MappingProxyType(
 )
 
 
-@Row(
-    codex,
-    "probe",
-    "codex.probe",
-    "Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens.",
-    words={"binary": Word(help="Program; the configured one otherwise.")},
-)
+@Row(codex, "probe", "codex.probe", words={"binary": Word(help="Program; the configured one otherwise.")})
 def probe(answer: Any) -> None:
-    """Print a probe."""
+    """Find out what a Codex app-server really does, with an empty home and a fake model; no login, no tokens."""
     say = partial(console().print, markup=False, soft_wrap=True)
     when = "an earlier probe" if answer.cached else f"probed in {answer.seconds:.1f} s"
     say(f"{disarmed(answer.facts.user_agent)} ({when})")
@@ -331,15 +316,9 @@ def probe(answer: Any) -> None:
     say(f"strategy: {answer.strategy}")
 
 
-@Row(
-    codex,
-    "receipts",
-    "codex.receipts",
-    "Show what each turn of a session was run with: catalog, tools, skills and calls.",
-    positional=("session",),
-)
+@Row(codex, "receipts", "codex.receipts", positional=("session",))
 def receipts(answer: Any) -> None:
-    """Print a session's receipts."""
+    """Show what each turn of a session was run with: catalog, tools, skills and calls."""
     say = partial(console().print, markup=False, soft_wrap=True)
     if not answer.receipts:
         say(f"no receipt is kept of session {disarmed(answer.session)}")
@@ -359,39 +338,27 @@ def receipts(answer: Any) -> None:
             say(f"  call {disarmed(call.tool)} {call.state} {response}")
 
 
-@Row(
-    image,
-    "build",
-    "image.build",
-    "Build the sandbox tree from this host's Python, libraries and tools.",
-    words={"offline": Word("--offline/--registry")},
-)
+@Row(image, "build", "image.build", words={"offline": Word("--offline/--registry")})
 def image_tree(answer: Any) -> None:
-    """Print where the tree lies and what it holds."""
+    """Build the sandbox tree from this host's Python, libraries and tools."""
     out = console()
     out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
     if answer.tar:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
 
 
-@Row(
-    installation_commands,
-    "new",
-    "new",
-    "Make the files to begin a bundle, a skill or a plugin with.",
-    positional=("kind", "name"),
-)
+@Row(installation_commands, "new", "new", positional=("kind", "name"))
 def created(answer: Any) -> None:
-    """Print what was made, file by file."""
+    """Make the files to begin a bundle, a skill or a plugin with."""
     out = console()
     out.print(f"[green]made[/] {plain(answer.path)}")
     for path in answer.files:
         out.print(f"  {plain(path)}")
 
 
-@Row(installation_commands, "plugins", "plugins", "List plugins, the hooks they answer and the names they registered.")
+@Row(installation_commands, "plugins", "plugins")
 def plugins(answer: Any) -> None:
-    """Print plugins with their hooks, and registered names by kind."""
+    """List plugins, the hooks they answer and the names they registered."""
     rows = table("plugin", "from", "hooks")
     for row in answer.plugins:
         rows.add_row(plain(row.name), "shipped" if row.shipped else "installed", ", ".join(row.hooks))
@@ -404,11 +371,10 @@ def plugins(answer: Any) -> None:
     mcp,
     "published",
     "mcp.published",
-    "List the skills that MCP clients see, and those they do not, with the reason.",
     words={"tools": Word(help="Tools a client without a token holds, comma-separated; '' means none.", commas=True)},
 )
 def published(answer: Any) -> None:
-    """Print what MCP clients see, and what is kept from them and why."""
+    """List the skills that MCP clients see, and those they do not, with the reason."""
     rows = table("skill", "uri", "files", "bytes")
     for row in answer.published:
         rows.add_row(line(row.full_id), line(row.uri), str(row.files), str(row.size))
@@ -416,15 +382,9 @@ def published(answer: Any) -> None:
     findings(answer.diagnostics)
 
 
-@Row(
-    mcp,
-    "accept",
-    "mcp.accept",
-    "Accept the files that skills of a server have now; they are refused until then (`mcp_changed`).",
-    positional=("server",),
-)
+@Row(mcp, "accept", "mcp.accept", positional=("server",))
 def accepted(answer: Any) -> None:
-    """Print what changed at a server, and whether it was accepted."""
+    """Accept the files that skills of a server have now; they are refused until then (`mcp_changed`)."""
     out = console()
     for row in answer.skills:
         out.print(f"[bold]{line(row.full_id)}[/] {line(row.uri)}", soft_wrap=True)
@@ -446,7 +406,6 @@ def accepted(answer: Any) -> None:
     token,
     "create",
     "tokens.create",
-    "Make a token; its text is printed this once, and kept nowhere.",
     words={
         "project": Word(short="-p", help="Everything it reaches belongs to it.", default="local"),
         "agent": Word(short="-a", default="local"),
@@ -464,7 +423,7 @@ def accepted(answer: Any) -> None:
     },
 )
 def created_token(answer: Any) -> None:
-    """Print a token's text alone to stdout, and what it is to stderr."""
+    """Make a token; its text is printed this once, and kept nowhere."""
     console(stderr=True).print(f"token {line(answer.id)} of project {line(answer.project)}; it is shown this once:")
     typer.echo(answer.token)
 
@@ -473,7 +432,6 @@ def created_token(answer: Any) -> None:
     token,
     "list",
     "tokens.list",
-    "List tokens, the latest first.",
     words={
         "project": Word(short="-p", help="Only of this project."),
         "limit": Word(short="-n", ranged=True),
@@ -481,7 +439,7 @@ def created_token(answer: Any) -> None:
     },
 )
 def tokens(answer: Any) -> None:
-    """Print tokens with their state."""
+    """List tokens, the latest first."""
     listing = table("id", "project", "agent", "scopes", "created", "state", "label")
     for row in answer.tokens:
         state = "revoked" if row.revoked_at else "until " + str(row.expires_at)[:10] if row.expires_at else "good"
@@ -492,23 +450,15 @@ def tokens(answer: Any) -> None:
         console().print(f"there are more: kdskills token list --cursor {line(answer.next_cursor)}")
 
 
-@Row(
-    token,
-    "revoke",
-    "tokens.revoke",
-    "End a token, from the next request on.",
-    positional=("id",),
-    words={"id": Word(metavar="ID")},
-    hidden=("project",),
-)
+@Row(token, "revoke", "tokens.revoke", positional=("id",), words={"id": Word(metavar="ID")}, hidden=("project",))
 def revoked(answer: Any) -> None:
-    """Say that a token opens nothing any more."""
+    """End a token, from the next request on."""
     console().print(f"token {line(answer.id)} opens nothing any more")
 
 
-@Row(db, "upgrade", "db.upgrade", "Bring the tables up to date; doing it twice changes nothing.")
+@Row(db, "upgrade", "db.upgrade")
 def upgraded(answer: Any) -> None:
-    """Print what was done to each part of the tables."""
+    """Bring the tables up to date; doing it twice changes nothing."""
     rows = table("part", "revision", "what was done")
     for row in answer.parts:
         rows.add_row(line(row.part), line(row.revision), "upgraded" if row.changed else "nothing to do")

@@ -40,20 +40,15 @@ AT_CLI: Final = replace(LOCAL, door="cli")
 
 
 class HostSource:
-    """What the commands of one command line share: the Host, made when one of them first needs it.
-
-    Args:
-        host: A Host that is there already; none reads the settings and plugins of this machine.
-    """
+    """What the commands of one command line share: a Host, made from this machine's settings when one first needs it."""
 
     def __init__(self, host: Host | None = None) -> None:
-        self._given = host
+        if host is not None:
+            self.host = host
 
     @cached_property
     def host(self) -> Host:
         """The Host. Raises as making one does."""
-        if self._given is not None:
-            return self._given
         from kdskills.app import Host  # help and completion must not cost what a Host imports
 
         return Host()
@@ -105,15 +100,10 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
 
 
 def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
-    """Do something that may need code of a bundle; where nobody trusts it yet, ask the person at a terminal once.
+    """Do something that may need code of a bundle, and is told whether that is trusted.
 
-    Args:
-        do: Is told whether the bundle is trusted.
-        trust: Whether it is from the start.
-        asks: Whether the person may be asked.
-
-    Raises:
-        BundleError: `bundle_untrusted`: nobody can be asked, or the person said no.
+    Where nobody trusts it yet, the person at a terminal is asked once if *asks*. Raises BundleError, `bundle_untrusted`,
+    when nobody can be asked, or the person said no.
     """
     try:
         return do(trust)
@@ -182,10 +172,7 @@ class Row:
     """A command made of an operation: a decorator of the function that prints its answers.
 
     Attributes:
-        app: Where the command is added.
-        name: The command.
-        operation: Name in the table of operations.
-        summary: The command's help.
+        summary: The command's help; the printer's docstring when empty.
         positional: Arguments that are said by their position, in order.
         words: How arguments are said that are not as in `WORDS` or the model.
         constants: Arguments nobody says here, and their values.
@@ -198,7 +185,7 @@ class Row:
     app: typer.Typer
     name: str
     operation: str
-    summary: str
+    summary: str = ""
     positional: tuple[str, ...] = ()
     words: Mapping[str, Word] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -210,7 +197,8 @@ class Row:
     def __call__(self, printer: Printer) -> Printer:
         """Add the command, whose answers *printer* prints, and return the printer."""
         kind = type("DerivedCommand", (DerivedCommand,), {"row": self, "printer": staticmethod(printer)})
-        self.app.command(self.name, cls=kind, help=self.summary)(lambda: None)
+        summary = self.summary or " ".join((printer.__doc__ or "").split())
+        self.app.command(self.name, cls=kind, help=summary)(lambda: None)
         return printer
 
     def word(self, name: str) -> Word:
@@ -301,15 +289,14 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
         )
         raise typer.Exit(EXIT_NEGATIVE if output.negative else EXIT_OK)
 
-    options: dict[str, tuple[Any, Any]] = {name: _parameter(row, name, info) for name, info in row.fields().items()}
-    options |= {
-        name: (Annotated[bool, typer.Option(f"--{name}", help=text)], False) for name, text in row.flags.items()
-    }
+    options: dict[str, tuple[Any, Any]] = {"ctx": (typer.Context, inspect.Parameter.empty)}
+    options |= {name: _parameter(row, name, info) for name, info in row.fields().items()}
+    for name, text in row.flags.items():
+        options[name] = Annotated[bool, typer.Option(f"--{name}", help=text)], False
     options |= {"trust": (Trust, False)} if row.trust else {}
     options |= {"as_json": (Json, False)}
     by_name = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    signature = [by_name("ctx", annotation=typer.Context)]
-    signature += [by_name(name, annotation=kind, default=default) for name, (kind, default) in options.items()]
+    signature = [by_name(name, annotation=kind, default=default) for name, (kind, default) in options.items()]
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # of functions, for `inspect`
     command.__annotations__ = {part.name: part.annotation for part in signature}
     return command

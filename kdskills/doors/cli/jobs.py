@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -45,11 +44,7 @@ LONGEST = 8192
 
 
 async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_over: bool) -> bool:
-    """Write a task's output; with *until_over* until the task is over, else what there is now.
-
-    Returns:
-        Whether bytes were missing, because only the last ones of a long output are kept.
-    """
+    """Write a task's output until it is over, or what there is now; whether bytes were missing: only the last are kept."""
     lost, query = False, {"task_id": task_id, "stream": stream, "limit": PIECE, "encoding": "base64", "offset": 0}
     while True:
         piece = await ask("skills.task_logs", {**query, "follow": until_over})
@@ -76,11 +71,7 @@ class Raw:
 
 
 class LineCutter:
-    """Gives bytes on as whole lines of text; a line that does not end is cut.
-
-    Args:
-        show: Gets each line.
-    """
+    """Gives bytes on to *show* as whole lines of text; a line that does not end is cut."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
@@ -299,11 +290,7 @@ async def _job_logs(ask: Ask, item: str, stream: Stream, *, until_over: bool) ->
 
 
 class Screen:
-    """What a person sees of running work.
-
-    Args:
-        console: Where it is shown.
-    """
+    """What a person sees of running work."""
 
     def __init__(self, console: Console) -> None:
         # Of all commands, the one that watches alone draws bars: no other pays for their import.
@@ -344,27 +331,37 @@ class Screen:
         self.console.print(Text(one_line(text), style=style), soft_wrap=True)
 
 
-async def _show_output(ask: Ask, screen: Screen, task_id: str, label: str, stream: Stream) -> None:
-    style = "" if stream == "stdout" else "dim"
-    lines = LineCutter(lambda text: screen.say(f"{label}{text}", style))
-    if await follow(ask, task_id, stream, lines, until_over=True):
-        screen.say(f"{label}(earlier output of {stream} is not kept)", "yellow")
-    lines.close()
-
-
 async def watch(ask: Ask, item: str, screen: Screen) -> str:
     """Watch a task or job until it is over and return its last status."""
     import asyncio
 
     running: dict[str, asyncio.Future[list[None]]] = {}
+    kind, shown_urls = kind_of(item), set[str]()
 
-    def start(task_id: str, label: str) -> None:
-        """Follow the output of a task, once."""
-        if task_id not in running:
-            running[task_id] = asyncio.gather(*(_show_output(ask, screen, task_id, label, s) for s in STREAMS))
+    async def show_output(task_id: str, label: str, stream: Stream) -> None:
+        style = "" if stream == "stdout" else "dim"
+        lines = LineCutter(lambda text: screen.say(f"{label}{text}", style))
+        if await follow(ask, task_id, stream, lines, until_over=True):
+            screen.say(f"{label}(earlier output of {stream} is not kept)", "yellow")
+        lines.close()
 
-    kind = kind_of(item)
-    show_event = partial(_show_event, screen, start, item, set())
+    def show_event(event: Any) -> None:
+        """Show how work stands; the output of each task is followed from its beginning, once."""
+        steps = event.steps
+        done = sum(step.status in OVER for step in steps) if steps else int(event.status in OVER)
+        screen.show(item, event.status, done, max(1, len(steps)))
+        for step in steps:
+            screen.show(step.name, step.status, step.status in OVER, 1)
+        width = max((len(step.name) for step in steps), default=0)
+        begun = {step.task_id: f"{step.name:>{width}} | " for step in steps if step.task_id is not None}
+        for task_id, label in (begun | ({item: ""} if event.attempt else {})).items():
+            if task_id not in running:
+                running[task_id] = asyncio.gather(*(show_output(task_id, label, stream) for stream in STREAMS))
+        for endpoint in event.exposed_endpoints:
+            if endpoint.url is not None and endpoint.url not in shown_urls:
+                shown_urls.add(endpoint.url)
+                screen.say(f"port {endpoint.port} is at {endpoint.url}", "bold green")
+
     try:
         while True:
             query = {f"{kind}_id": item, "poll_interval_sec": POLL_S}
@@ -384,22 +381,3 @@ async def watch(ask: Ask, item: str, screen: Screen) -> str:
     if end.error_code:
         screen.say(f"{end.error_code}: {end.error_message or ''}".rstrip(": "), "red")
     return str(end.status)
-
-
-def _show_event(screen: Screen, start: Callable[[str, str], None], item: str, shown_urls: set[str], event: Any) -> None:
-    if kind_of(item) == "job":
-        done = sum(step.status in OVER for step in event.steps)
-        screen.show(item, event.status, done, len(event.steps))
-        width = max((len(step.name) for step in event.steps), default=0)
-        for step in event.steps:
-            screen.show(step.name, step.status, step.status in OVER, 1)
-            if step.task_id is not None:
-                start(step.task_id, f"{step.name:>{width}} | ")
-        return
-    screen.show(item, event.status, event.status in OVER, 1)
-    if event.attempt:
-        start(item, "")
-    for endpoint in event.exposed_endpoints:
-        if endpoint.url is not None and endpoint.url not in shown_urls:
-            shown_urls.add(endpoint.url)
-            screen.say(f"port {endpoint.port} is at {endpoint.url}", "bold green")

@@ -45,9 +45,7 @@ GROUPS: Final = {
 def build_cli(host: Host | None = None) -> typer.Typer:
     """Return a new application, with the commands of *host*'s plugins.
 
-    Args:
-        host: The Host that commands work with; without one they make their own when they need it, and no plugin adds
-            commands.
+    Without one, commands make their own when they need it, and no plugin adds commands.
     """
     cli = typer.Typer(
         name="kdskills",

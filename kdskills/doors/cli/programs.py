@@ -42,20 +42,14 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
     raise typer.Exit(code)
 
 
-GROUP: Final = "kdskills.doors"
-
 #: The extra that brings what a door needs.
 EXTRAS: Final = {"serve": "service", "mcp": "mcp", "nats": "service"}
 
 
 def door(name: str) -> Callable[..., Any]:
-    """Return what opens a door.
-
-    Raises:
-        MissingExtra: What it needs is not installed.
-    """
+    """Return what opens a door. Raises MissingExtra."""
     try:
-        return next(iter(entry_points(group=GROUP, name=name))).load()  # type: ignore[no-any-return]  # of importlib
+        return next(iter(entry_points(group="kdskills.doors", name=name))).load()  # type: ignore[no-any-return]  # of importlib
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] == "kdskills":
             raise
@@ -112,11 +106,7 @@ def worker(
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Return arguments from JSON text, or from standard input for `-`.
-
-    Raises:
-        BadRequest: It is no JSON object.
-    """
+    """Return arguments from the text of a JSON object, or from standard input for `-`. Raises BadRequest."""
     try:
         arguments = json.loads(sys.stdin.read() if text == "-" else text)
     except (ValueError, RecursionError) as error:
@@ -124,14 +114,6 @@ def arguments_of(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise BadRequest("the arguments are no JSON object")
     return arguments
-
-
-def _progress(event: object) -> None:
-    from pydantic import BaseModel
-
-    if isinstance(event, BaseModel):
-        sys.stderr.write(json_text(event) + "\n")
-        sys.stderr.flush()
 
 
 def tool(
@@ -153,6 +135,13 @@ def tool(
                 operations.add_row(line(operation_name), line(operation.scope), line(operation.summary))
             console().print(operations)
         return
+    from pydantic import BaseModel
+
+    def progress(event: object) -> None:
+        if isinstance(event, BaseModel):
+            sys.stderr.write(json_text(event) + "\n")
+            sys.stderr.flush()
+
     with failing(as_json=True):
         arguments = arguments_of(text)
-        print_json(run(ctx, lambda ask: ask(name, arguments, _progress, key=key, trust=trust)))
+        print_json(run(ctx, lambda ask: ask(name, arguments, progress, key=key, trust=trust)))

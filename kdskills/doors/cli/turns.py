@@ -27,9 +27,9 @@ SILENT = frozenset({"model.delta", "model.requested", "turn.finished"})
 """Events whose facts stand in others: pieces of a reply, the call before it, the result."""
 
 
-def told(word: str, style: str, text: Callable[[Any], str]) -> Callable[[EventPrinter, Any], None]:
-    """Return a method that prints an event as one line, *text* of it behind *word*."""
-    return lambda printer, event: printer.say(event, word, text(event), style)
+def told(word: str, style: str, text: Callable[[Any], str | None]) -> Callable[[EventPrinter, Any], None]:
+    """Return a method that prints an event as one line, *text* of it behind *word*; None of it is not printed."""
+    return lambda printer, event: printer.say(event, word, row, style) if (row := text(event)) is not None else None
 
 
 class EventPrinter:
@@ -78,11 +78,6 @@ class Narrator(EventPrinter):
             if names:
                 self.say(event, word, ", ".join(names), "dim")
 
-    def on_model_replied(self, event: Any) -> None:
-        """Print what the model said beside its calls."""
-        if event.text and event.calls:
-            self.say(event, "says", cut(event.text))
-
     def on_tool_called(self, event: Any) -> None:
         """Print the call."""
         self._row("call", f"[bold]{plain(event.tool)}[/] {plain(cut(event.arguments))}", "cyan")
@@ -119,6 +114,7 @@ class Narrator(EventPrinter):
                 gist = ", ".join(f"{item['ref']} {item['status']}" for item in answer["items"])
             self.say(event, "result", cut(gist), "dim")
 
+    on_model_replied = told("says", "cyan", lambda e: cut(e.text) if e.text and e.calls else None)
     on_skill_loaded = told("loaded", "green", lambda event: f"{event.skill} {event.digest[:19]}…")
     on_skill_refused = told("refused", "red", lambda event: f"{event.ref}: {event.code}")
     on_file_written = told("file", "green", lambda event: f"{one_line(event.path)} ({counted(event.size, 'byte')})")
@@ -173,9 +169,7 @@ def program(event: Any) -> str:
 class Timeline(EventPrinter):
     """Prints events one by one, with the time since the first.
 
-    Args:
-        out: Where to.
-        full: Whether long texts are printed whole.
+    Long texts are cut unless they are to be printed in *full*.
     """
 
     def __init__(self, out: Console, *, full: bool = False) -> None:
@@ -278,12 +272,6 @@ class Timeline(EventPrinter):
         self.say(event, word, f"{code}{flat(event.tool)}  {flat(event.call_id)}, {event.duration_ms} ms{files}", style)
         self.block(readable(event.text))
 
-    def on_script_finished(self, event: Any) -> None:
-        """Print how it ended, and which limits held."""
-        ended = f"{flat(event.status)}, exit {event.exit_code}, {event.duration_ms} ms"
-        wall = f"{flat(event.engine)}, level {flat(event.level)}, limits {joined(event.limits)}"
-        self.say(event, "script", f"{program(event)}: {ended}; {wall}", "magenta")
-
     def on_answer_checked(self, event: Any) -> None:
         """Print which files the answer reports that are not there."""
         if event.missing:
@@ -298,11 +286,11 @@ class Timeline(EventPrinter):
         summary = "; ".join(f"{word} {joined(sids)}" for word, sids in parts if sids)
         self.say(event, "sources", f"{flat(event.skill)}: {summary or 'nothing new'}", "green")
 
-    def on_approval_decided(self, event: Any) -> None:
-        """Print the decision."""
-        reason = f": {flat(event.reason)}" if event.reason else ""
-        verdict = "allowed" if event.allowed else "denied"
-        self.say(event, "approval", f"{program(event)} {verdict}{reason}", "magenta")
+    def on_script_finished(self, event: Any) -> None:
+        """Print how it ended, and which limits held."""
+        ended = f"{flat(event.status)}, exit {event.exit_code}, {event.duration_ms} ms"
+        wall = f"{flat(event.engine)}, level {flat(event.level)}, limits {joined(event.limits)}"
+        self.say(event, "script", f"{program(event)}: {ended}; {wall}", "magenta")
 
     def on_diagnostic(self, event: Any) -> None:
         """Print the diagnostic."""
@@ -317,6 +305,11 @@ class Timeline(EventPrinter):
     on_catalog_truncated = told("catalog", "yellow", lambda event: f"cut to level {event.level} to fit its budget")
     on_history_elided = told(
         "history", "yellow", lambda event: f"{event.messages} old results shortened to fit the window"
+    )
+    on_approval_decided = told(
+        "approval",
+        "magenta",
+        lambda e: f"{program(e)} {'allowed' if e.allowed else 'denied'}{e.reason and f': {flat(e.reason)}'}",
     )
     on_script_started = told("script", "magenta", lambda event: f"{program(event)} starts in {flat(event.engine)}")
     on_file_written = told("file", "green", lambda e: f"{flat(e.path)}, {e.size} bytes, by {flat(e.tool)}")
