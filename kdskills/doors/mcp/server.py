@@ -30,7 +30,7 @@ from kdskills.app.authentication import (
     require_own_origin,
 )
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
-from kdskills.app.identity import PROFILES, SCOPES_OF, Identity, Profile, own_client
+from kdskills.app.identity import PROFILES, Identity, Profile, own_client
 from kdskills.app.wire import json_facts
 from kdskills.doors.mcp.skills import Skills, WhoAsks
 from kdskills.doors.mcp.tools import Tools
@@ -38,11 +38,7 @@ from kdskills.errors import BadRequest, CallRefused, KdskillsError
 
 
 def profile_of(name: str) -> Profile:
-    """Return the profile with this name.
-
-    Raises:
-        BadRequest: `profile_unknown`.
-    """
+    """Return the profile with this name. Raises BadRequest, `profile_unknown`."""
     for profile in PROFILES:
         if name == profile:
             return profile
@@ -50,11 +46,7 @@ def profile_of(name: str) -> Profile:
 
 
 def profile_of_query(query: bytes, otherwise: Profile) -> Profile:
-    """Return the profile that the query of an address names, as in `/mcp?profile=author`.
-
-    Raises:
-        BadRequest: `profile_unknown`, also for more than one.
-    """
+    """Return the profile that the query of an address names, as in `/mcp?profile=author`; more than one are unknown."""
     names = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("profile")
     if names is None:
         return otherwise
@@ -79,20 +71,10 @@ def within(identity: Identity, profile: Profile) -> Identity:
     return replace(identity, door="mcp", profile=profile)
 
 
-async def client_identity(
-    host: Host, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
-) -> Identity:
-    """Return who the client on standard input is.
+async def client_identity(host: Host, client: Identity) -> Identity:
+    """Return who the client on standard input is: *client* without a token, else whose the setting `stdio_token` is.
 
-    Without a token it is a model's client of this account, for one project and agent; with one (setting `stdio_token`) it is
-    the token's. An author's client and an operator's work on files of this machine.
-
-    Args:
-        host: Knows tokens and settings.
-        profile: What is served.
-        project: The project, without a token.
-        agent: The agent, without a token.
-        tools: Tools the client holds, without a token; None when that is not asked for.
+    An author's client and an operator's work on files of this machine.
 
     Raises:
         Unauthenticated: The token is not known.
@@ -100,21 +82,15 @@ async def client_identity(
     """
     secret = host.settings.stdio_token
     if secret is None:
-        return within(own_client(profile, project, agent, tools), profile)
+        return within(client, client.profile)
     identity = await host.tokens.authenticate(secret.get_secret_value())
     if identity is None:
         raise Unauthenticated("the token of the setting stdio_token is not known")
-    return within(replace(identity, local=profile != "skills"), profile)
+    return within(replace(identity, local=client.local), client.profile)
 
 
 def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) -> Server[Any]:
-    """Return an MCP server over *host*.
-
-    Args:
-        host: What operations run on, and whose skills are published.
-        caller_of: Tells who asks, from the request's context.
-        session: Session that tools use when a call names none; a connection's own on stdio.
-    """
+    """Return an MCP server over *host*; tools use *session* when a call names none: a connection's own on stdio."""
     tools = Tools(host.operations, host.invoke, caller_of, session)
     server: Server[Any] = Server(
         "kdskills",
@@ -145,8 +121,6 @@ class McpHttp:
     """An ASGI application; `running` must be entered while it serves.
 
     Args:
-        host: What operations run on.
-        authenticate: Tells who calls.
         names: Host names clients may use beside those of loopback; other `Host` and `Origin` headers are refused.
         profile: Tools a client is offered whose address names no other, as `?profile=author` does.
     """
@@ -216,7 +190,6 @@ def command(
     """Serve until the client closes standard input, or until TERM.
 
     Args:
-        host: What is served.
         http: `HOST:PORT`; on loopback without tokens, elsewhere with them only.
         project: Project whose skills are served to a client without a token.
         agent: Consumer that the policy of skills is asked for, of a client without a token.
@@ -228,43 +201,33 @@ def command(
         BadRequest: `profile_unknown`.
         CallRefused: `scope_missing`; the profile needs a token of an administrator.
     """
-    chosen, client_tools = profile_of(profile), None if tools is None else frozenset(tools)
+    client = own_client(profile_of(profile), project, agent, None if tools is None else frozenset(tools))
 
     async def stdio() -> None:
-        await serve_stdio(host, await client_identity(host, chosen, project, agent, client_tools))
+        await serve_stdio(host, await client_identity(host, client))
 
     if http is None:
         asyncio.run(stdio())
         return
     name, port = address(http)
-    settings, app = host.settings, http_app(host, name, chosen, project, agent, client_tools)
+    settings, app = host.settings, http_app(host, name, client)
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
     config = server_config(app, name, port, crowd)
     asyncio.run(serve(BoundedServer(config), crowd))
 
 
-def http_app(
-    host: Host, listen: str, profile: Profile, project: str, agent: str, tools: frozenset[str] | None
-) -> Starlette:
+def http_app(host: Host, listen: str, client: Identity) -> Starlette:
     """Return the application that many clients reach; a token's own limits hold here as at every door.
 
-    Args:
-        host: What is served.
-        listen: The host it listens on; on loopback no token is asked for.
-        profile: Tools that are served.
-        project: The project, without a token.
-        agent: The agent, without a token.
-        tools: Tools a client holds, without a token; None when that is not asked for.
+    Where *listen*, the host it listens on, is loopback, who brings no token is *client*, though without files of this machine.
     """
     limits = RequestLimits(host.settings.requests_per_minute)
 
     async def authenticate(header: str | None) -> Identity:
         caller = await of_header(host.storage, header, open_on_loopback=on_loopback(listen))
-        if header is None:
-            scopes = SCOPES_OF[profile]
-            caller = replace(caller, project=project, agent=agent, scopes=scopes, tools=tools, profile=profile)
+        caller = replace(client, local=False) if header is None else caller
         limits.count(caller)
         return caller
 
-    app = McpHttp(host, authenticate, answered_names(listen, host.settings.host_names), profile)
+    app = McpHttp(host, authenticate, answered_names(listen, host.settings.host_names), client.profile)
     return Starlette(routes=[Route("/mcp", app), Route("/", app)], lifespan=lambda _: app.running())

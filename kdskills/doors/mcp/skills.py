@@ -17,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 from kdskills.app.identity import Identity
 from kdskills.app.operations import Operation
 from kdskills.app.operations.calling import require_allowed
-from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
+from kdskills.app.publication import NOT_FOUND, Child, Publication, PublishedEntry
 from kdskills.errors import KdskillsError, NotFound
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ READING: Final = ("skills.list", "skills.load", "skills.read")
 """Operations that give what listing and reading resources gives; who may not run them is given nothing here either."""
 
 T = TypeVar("T")
+Listed = TypeVar("Listed", PublishedEntry, Child)
 Ctx = ServerRequestContext[Any, Any]
 WhoAsks = Callable[[Ctx], Identity]
 Publish = Callable[[Identity, dict[tuple[str, str], PublishedEntry]], Awaitable[Publication]]
@@ -51,13 +52,7 @@ class Directory(Uri):
 
 
 class Skills:
-    """Answers the extension's methods.
-
-    Args:
-        operations: Say who may read what they give.
-        publish: Returns what a caller's view of its project publishes, as `Host.publication` does.
-        caller_of: Tells who asks.
-    """
+    """Answers the extension's methods, with what *publish* gives, as `Host.publication`, and *operations* let callers read."""
 
     def __init__(self, operations: Mapping[str, Operation], publish: Publish, caller_of: WhoAsks) -> None:
         self._operations = operations
@@ -104,8 +99,7 @@ class Skills:
         return entries
 
     async def _list(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        entries = await self._entries(ctx)
-        page, following = page_of(entries, params.cursor)
+        page, following = page_of(await self._entries(ctx), params.cursor)
         return {"skills": [entry_json(entry) for entry in page], **following, **ENVELOPE}
 
     async def _get(self, ctx: Ctx, params: Uri) -> dict[str, Any]:
@@ -115,20 +109,16 @@ class Skills:
 
     async def _directory(self, ctx: Ctx, params: Directory) -> dict[str, Any]:
         publication = await self._publication(ctx)
-        children = await look_up(lambda: publication.children(params.uri))
-        start = position([child.uri for child in children], params.cursor)
-        page = children[start : start + PAGE]
+        page, following = page_of(await look_up(lambda: publication.children(params.uri)), params.cursor)
         rows = [
             {"uri": child.uri, "name": child.name, "mimeType": child.media_type}
             | ({} if child.size is None else {"size": child.size})
             for child in page
         ]
-        has_next = start + PAGE < len(children)
-        return {"resources": rows} | ({"nextCursor": cursor_of(page[-1].uri)} if has_next else {})
+        return {"resources": rows, **following}
 
     async def _resources(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        entries = await self._entries(ctx)
-        page, following = page_of(entries, params.cursor)
+        page, following = page_of(await self._entries(ctx), params.cursor)
         rows = [
             {"uri": entry.uri, "name": entry.name, "description": entry.description, "mimeType": "text/markdown"}
             for entry in page
@@ -163,29 +153,20 @@ def entry_json(entry: PublishedEntry) -> dict[str, Any]:
     }
 
 
-def page_of(
-    entries: tuple[PublishedEntry, ...], cursor: str | None
-) -> tuple[tuple[PublishedEntry, ...], dict[str, str]]:
-    """Return a page of whole entries, and the cursor of the next. Raises MCPError for a cursor that is none of ours."""
-    start = position([entry.uri for entry in entries], cursor)
-    page = entries[start : start + PAGE]
-    has_next = start + PAGE < len(entries)
-    return page, {"nextCursor": cursor_of(page[-1].uri)} if has_next else {}
+def page_of(items: tuple[Listed, ...], cursor: str | None) -> tuple[tuple[Listed, ...], dict[str, str]]:
+    """Return a page of sorted *items*, and the cursor of the next. Raises MCPError for a cursor that is none of ours.
 
-
-def cursor_of(uri: str) -> str:
-    """Return the cursor of what comes after *uri*: it stays right when skills come and go between two pages."""
-    return base64.urlsafe_b64encode(uri.encode()).decode("ascii")
-
-
-def position(uris: list[str], cursor: str | None) -> int:
-    """Return where the page of *cursor* begins in sorted *uris*. Raises MCPError."""
-    if cursor is None:
-        return 0
-    try:
-        last = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
-    except (binascii.Error, UnicodeError, ValueError) as error:
-        raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
-    if not last.startswith("skill://"):
-        raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
-    return next((number for number, uri in enumerate(uris) if uri > last), len(uris))
+    A cursor is the last uri of its page, so that it stays right when skills come and go between two pages.
+    """
+    if cursor is not None:
+        try:
+            last = base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+        except (binascii.Error, UnicodeError, ValueError) as error:
+            raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
+        if not last.startswith("skill://"):
+            raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
+        items = items[next((number for number, item in enumerate(items) if item.uri > last), len(items)) :]
+    page = items[:PAGE]
+    if len(items) <= PAGE:
+        return page, {}
+    return page, {"nextCursor": base64.urlsafe_b64encode(page[-1].uri.encode()).decode("ascii")}

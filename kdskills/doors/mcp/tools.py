@@ -38,14 +38,7 @@ def _may_run(operation: Operation, identity: Identity) -> bool:
 
 
 class Tools:
-    """Lists operations as tools and runs them.
-
-    Args:
-        operations: By name.
-        invoke: Runs one, as `Host.invoke` does.
-        caller_of: Tells who asks.
-        session: Session of the connection, for tools that have one; None where connections are not told apart.
-    """
+    """Lists operations as tools and runs them; *session* is the connection's, None where they are not told apart."""
 
     def __init__(
         self, operations: Mapping[str, Operation], invoke: Invoke, caller_of: WhoAsks, session: str | None

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from kdskills.app import Host, Settings
 from kdskills.app.authentication import Unauthenticated, of_header
-from kdskills.app.identity import LOCAL, SCOPES, SCOPES_OF, Identity, TokenLimits
+from kdskills.app.identity import LOCAL, SCOPES, SCOPES_OF, Identity, TokenLimits, own_client
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.calling import HOST_WORDS
 from kdskills.doors.mcp import McpHttp
@@ -60,7 +60,7 @@ def names(*profiles: str) -> set[str]:
 @pytest.mark.parametrize("profile", ["skills", "author"])
 async def test_a_client_without_a_token(host, profile):
     """On standard input and on loopback a client gets what its profile is for, and can call nothing of the operator's."""
-    stdio = await client_identity(host, profile, "local", "local", None)
+    stdio = await client_identity(host, own_client(profile, "local", "local", None))
     loopback = within(await of_header(host.storage, None, open_on_loopback=True), profile)
     expected = names("skills") if profile == "skills" else names("skills", "author")
     assert {tool.name for tool in (await listed(host, stdio)).tools} == expected
@@ -81,13 +81,13 @@ async def test_the_operators_profile_needs_an_administrators_token(host, tmp_pat
             within(identity, "operator")
         assert caught.value.code == "scope_missing"
     with pytest.raises(CallRefused):
-        await client_identity(host, "operator", "local", "local", None)
+        await client_identity(host, own_client("operator", "local", "local", None))
     _, lesser = await host.tokens.create("local", "a", sorted(SCOPES - {"admin"}), who="op")
     _, admin = await host.tokens.create("local", "a", ["admin"], allowed_tools=["tokens.list"], who="op")
     for text, works in ((lesser, False), (admin, True)):
         other = Host(Settings(state_dir=host.settings.state_dir, stdio_token=text), entry_points=False)
         try:
-            identity = await client_identity(other, "operator", "local", "local", None)
+            identity = await client_identity(other, own_client("operator", "local", "local", None))
         except CallRefused:
             assert not works
         else:
@@ -101,7 +101,7 @@ async def test_a_wrong_token_is_no_token(host):
     """A token of the settings that is not known opens nothing, instead of being left out."""
     other = Host(Settings(state_dir=host.settings.state_dir, stdio_token="kd_wrong"), entry_points=False)
     with pytest.raises(Unauthenticated):
-        await client_identity(other, "skills", "local", "local", None)
+        await client_identity(other, own_client("skills", "local", "local", None))
     await other.storage.aclose()
 
 
@@ -126,7 +126,7 @@ async def test_an_author_stays_in_its_project(host):
     """On standard input a client without a token works on the one project it was started for, whatever its profile."""
     for project in ("own", "other"):
         await host.projects.create(project, bundle=None, who="op", request_id="")
-    author = await client_identity(host, "author", "own", "bot", None)
+    author = await client_identity(host, own_client("author", "own", "bot", None))
     assert not author.account
     for name in ("project_skills.list", "project_skills.get", "project_skills.delete"):
         given = {"project": "other"} | ({} if name.endswith("list") else {"skill": "brief"})
@@ -250,7 +250,9 @@ async def test_a_preview_is_what_the_client_sees(tmp_path, given, expected):
         asked, caller = {"token": token.id}, within(await made.tokens.authenticate(text), "skills")
     else:
         asked, profile, tools = given, given.get("profile", "skills"), given.get("tools")
-        caller = await client_identity(made, profile, "local", "local", None if tools is None else frozenset(tools))
+        caller = await client_identity(
+            made, own_client(profile, "local", "local", None if tools is None else frozenset(tools))
+        )
     answer = await told(made, caller, "skills/list", {})
     if isinstance(expected, str):
         assert answer["error"]["data"]["code"] == expected
@@ -277,7 +279,7 @@ async def test_a_preview_of_a_token_that_opens_nothing(host):
 
 async def test_the_list_is_small(host):
     """What the default profile lists takes at most 32 KiB of a client's room."""
-    found = await listed(host, await client_identity(host, "skills", "local", "local", None))
+    found = await listed(host, await client_identity(host, own_client("skills", "local", "local", None)))
     size = len(found.model_dump_json(by_alias=True, exclude_none=True).encode())
     assert size <= LIST_BYTES, f"{size} bytes"
     properties = {name for tool in found.tools for name in tool.input_schema.get("properties", {})}
@@ -294,7 +296,7 @@ async def test_schemas_are_made_once(host, monkeypatch):
         return real(cls, *args, **more)
 
     monkeypatch.setattr(BaseModel, "model_json_schema", classmethod(counted))
-    tools = tools_of(host, await client_identity(host, "skills", "local", "local", None))
+    tools = tools_of(host, await client_identity(host, own_client("skills", "local", "local", None)))
     first = await tools.list(CTX, None)
     count = len(made)
     assert count == len(first.tools)
@@ -336,7 +338,7 @@ async def test_over_http(host):
 
 async def test_a_tokens_limits_hold_over_http(host):
     """`kdskills mcp --http` counts a token's requests, and takes no longer body than the token allows."""
-    app = http_app(host, "127.0.0.1", "skills", "local", "local", None)
+    app = http_app(host, "127.0.0.1", own_client("skills", "local", "local", None))
     _, few = await host.tokens.create(
         "local", "a", ["skills:read"], limits=TokenLimits(requests_per_minute=1), who="op"
     )
