@@ -37,12 +37,7 @@ class StoredAnswer(BaseModel):
 
 
 class AnswerBucket:
-    """The kept answers of one version of the protocol.
-
-    Args:
-        js: The bus.
-        version: Of the protocol.
-    """
+    """The kept answers of one version of the protocol."""
 
     def __init__(self, js: JetStreamContext, version: str) -> None:
         self._js = js
@@ -55,11 +50,7 @@ class AnswerBucket:
         return operation is not None and not operation.only_reads(arguments) and operation.name not in RECORDED
 
     async def answer_of(self, address: CallAddress, call: str, body: str) -> CallAnswer | None:
-        """Return the answer that the call had before.
-
-        Raises:
-            Conflict: The id belongs to another call.
-        """
+        """Return the answer that the call had before. Raises Conflict: the id belongs to another call."""
         try:
             entry = await (await self._opened()).get(_key(address, call))
         except KeyNotFoundError:

@@ -78,12 +78,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 class Gateway:
-    """Serves commands of one version of the protocol; any number of gateways share them.
-
-    Args:
-        host: What operations run on.
-        connection: An open connection to the bus.
-    """
+    """Serves commands of one version of the protocol; any number of gateways share them."""
 
     def __init__(self, host: Host, connection: Client) -> None:
         self._host = host
@@ -279,10 +274,7 @@ class Gateway:
                 return
 
     async def serve_reads(self) -> Service:
-        """Answer requests for operations that change nothing: quick reads, which no stream keeps.
-
-        The caller stops the service.
-        """
+        """Answer requests for quick reads, which change nothing and no stream keeps. The caller stops the service."""
         running: set[asyncio.Task[None]] = set()
         service = await add_service(self._nc, name="kdskills", version="1.0.0", description="Reads of kdskills.")
         room = asyncio.Semaphore(self._settings.concurrency)

@@ -25,14 +25,11 @@ OTHER_OPERATIONS: Final = "kd."
 
 @dataclass(frozen=True, slots=True)
 class CallAddress:
-    """A subject, understood.
+    """A subject, understood: the caller is a channel of its project.
 
     Attributes:
         version: Of the protocol, such as `v1`.
-        project: Whose call it is.
-        channel: The caller within the project.
         kind: `cmd` for commands, `req` for quick reads, `evt` for results and progress.
-        operation: Name in the table of operations.
     """
 
     version: str
@@ -58,14 +55,13 @@ def parse(subject: str) -> CallAddress | None:
     if len(parts) < 8 or parts[0] != "cg" or parts[5] != "tool" or not all(TOKEN.fullmatch(part) for part in parts):
         return None
     version, project, channel, kind = parts[1:5]
-    if kind not in {"cmd", "req"}:
-        return None
     tool = ".".join(parts[6:])
-    if tool.startswith(OTHER_OPERATIONS) and not tool.removeprefix(OTHER_OPERATIONS).startswith(SKILLS):
-        return CallAddress(version, project, channel, kind, tool.removeprefix(OTHER_OPERATIONS))  # type: ignore[arg-type]  # checked
-    if tool.startswith(SKILLS):
-        return CallAddress(version, project, channel, kind, tool)  # type: ignore[arg-type]  # checked
-    return None
+    operation = tool.removeprefix(OTHER_OPERATIONS)
+    if kind not in {"cmd", "req"} or operation.startswith(SKILLS) != tool.startswith(SKILLS):
+        return None
+    if not tool.startswith((SKILLS, OTHER_OPERATIONS)):
+        return None
+    return CallAddress(version, project, channel, kind, operation)  # type: ignore[arg-type]  # checked
 
 
 def filters(version: str, kind: Kind) -> tuple[str, str]:
@@ -157,11 +153,7 @@ class CallAnswer:
 
 
 def read_command(address: CallAddress, data: bytes) -> CallCommand:
-    """Return the command of a payload; its subject, name and arguments must agree.
-
-    Raises:
-        Unreadable: It is none.
-    """
+    """Return the command of a payload; its subject, name and arguments must agree. Raises Unreadable."""
     if len(data) > MAX_PAYLOAD:
         raise Unreadable(f"a command has at most {MAX_PAYLOAD} bytes")
     try:

@@ -28,12 +28,7 @@ DUPLICATES_S: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What commands are read from.
-
-    Attributes:
-        stream: Name of the stream.
-        subjects: Of commands, those it has.
-    """
+    """The name of the stream that commands are read from, and the subjects of commands it has."""
 
     stream: str
     subjects: tuple[str, ...]
@@ -44,11 +39,7 @@ class StreamsDisagree(OperatorMustAct, code="streams_disagree"):
 
 
 async def ensure_streams(js: JetStreamContext, version: str) -> Served:
-    """Return what commands are read from; streams are made where no stream has their subjects.
-
-    Raises:
-        StreamsDisagree: Commands lie in several streams.
-    """
+    """Return what commands are read from; streams are made where none has their subjects. Raises as `plan`."""
     infos: list[StreamInfo] = []
     while page := await js.streams_info(offset=len(infos)):
         infos.extend(page)
@@ -112,24 +103,6 @@ async def _make(js: JetStreamContext, name: str, subjects: tuple[str, ...]) -> N
     await js.add_stream(config)
 
 
-async def command_consumer(
-    js: JetStreamContext, settings: BusSettings, served: Served
-) -> JetStreamContext.PullSubscription:
-    """Return the one durable consumer of a version, shared by every gateway."""
-    durable = f"kdskills-{settings.version}"
-    config = ConsumerConfig(
-        durable_name=durable,
-        deliver_policy=DeliverPolicy.ALL,
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=settings.ack_wait_s,
-        max_deliver=settings.max_deliver,
-        max_ack_pending=20_000,
-        filter_subjects=list(served.subjects),
-    )
-    await js.add_consumer(served.stream, config)
-    return await js.pull_subscribe_bind(durable, served.stream)
-
-
 FETCH_S: Final = 1.0
 RETRY_S: Final = 2.0
 LOOK: Final = 5
@@ -137,12 +110,7 @@ LOOK: Final = 5
 
 
 class Commands:
-    """The commands of one version of the protocol.
-
-    Args:
-        js: The bus.
-        settings: Names the version.
-    """
+    """The commands of one version of the protocol."""
 
     def __init__(self, js: JetStreamContext, settings: BusSettings) -> None:
         self._js = js
@@ -151,25 +119,27 @@ class Commands:
         self._quiet = 0
 
     async def open(self) -> None:
-        """Make what is missing of streams and consumer, and read from there.
-
-        Raises:
-            NatsError: The bus does not answer.
-            StreamsDisagree: Its streams cannot be used.
-        """
+        """Make what is missing of streams and consumer, and read from there. Raises NatsError, StreamsDisagree."""
         before = self._subscription
-        served = await ensure_streams(self._js, self._settings.version)
-        self._subscription = await command_consumer(self._js, self._settings, served)
+        served, settings = await ensure_streams(self._js, self._settings.version), self._settings
+        durable = f"kdskills-{settings.version}"  # the one consumer of a version, shared by every gateway
+        config = ConsumerConfig(
+            durable_name=durable,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=settings.ack_wait_s,
+            max_deliver=settings.max_deliver,
+            max_ack_pending=20_000,
+            filter_subjects=list(served.subjects),
+        )
+        await self._js.add_consumer(served.stream, config)
+        self._subscription = await self._js.pull_subscribe_bind(durable, served.stream)
         if before is not None:
             with suppress(NatsError):
                 await before.unsubscribe()
 
     async def next(self) -> Msg | None:
-        """Return the next command, or None when there is none for a while.
-
-        Raises:
-            StreamsDisagree: The streams were changed, so that they cannot be used any more.
-        """
+        """Return the next command, or None when there is none for a while. Raises StreamsDisagree, as `open`."""
         assert self._subscription is not None
         try:
             messages = await self._subscription.fetch(1, timeout=FETCH_S)

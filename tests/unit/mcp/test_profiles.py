@@ -19,8 +19,7 @@ from kdskills.app.identity import LOCAL, SCOPES, SCOPES_OF, Identity, TokenLimit
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.calling import HOST_WORDS
 from kdskills.doors.mcp import McpHttp
-from kdskills.doors.mcp.server import client_identity, command, http_app, profile_of_query, within
-from kdskills.doors.mcp.tools import Tools, safe_name
+from kdskills.doors.mcp.server import Tools, client_identity, command, http_app, profile_of_query, safe_name, within
 from kdskills.errors import BadRequest, CallRefused, NotFound
 
 CTX = SimpleNamespace(request_id="1")
