@@ -27,7 +27,6 @@ from kdskills.app.logs import without_secrets
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.answers import AnswerBucket, body_of
 from kdskills.doors.nats.messages import (
     HEADER_ROOM,
     CallAddress,
@@ -41,7 +40,7 @@ from kdskills.doors.nats.messages import (
     progress,
     read_command,
 )
-from kdskills.doors.nats.streams import RETRY_S, Commands, ensure_streams
+from kdskills.doors.nats.streams import RETRY_S, AnswerBucket, Commands, body_of, ensure_streams
 from kdskills.errors import BadRequest, KdskillsError, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")
