@@ -31,7 +31,7 @@ import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kdskills.doors.web.serving import FIRST_TOKEN
+from kdskills.doors.web.application import FIRST_TOKEN
 from kdskills.jobs.queue import hold_slot
 from kdskills.storage.database import Database
 from kdskills.testing.work import keep_finished

@@ -9,21 +9,133 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Annotated, Final
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Annotated, Any, Final, cast
 
 from fastapi import Depends, Header, Path, Query, Request, Security
+from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kdskills.app.authentication import RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request, number_of
+from kdskills.app.wire import as_text, json_text
 from kdskills.doors.web.events import Drain
-from kdskills.doors.web.problems import response_of
-from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
+from kdskills.errors import (
+    AuthorMustAct,
+    BadRequest,
+    CallerMustAct,
+    CallRefused,
+    Conflict,
+    KdskillsError,
+    NotFound,
+    OperatorMustAct,
+    UserMustAct,
+)
+
+MEDIA_TYPE: Final = "application/problem+json"
+
+#: Codes whose status says more than their class does.
+STATUS: Final[Mapping[str, int]] = {
+    "body_too_large": 413,
+    "host_refused": 421,
+    "conflict": 409,
+    "internal_error": 500,
+    "method_not_allowed": 405,
+    "missing_extra": 501,
+    "rate_limited": 429,
+    "too_much_work": 429,
+    "storage_full": 507,
+    "unauthenticated": 401,
+    "unknown_operation": 404,
+    "unsupported_media_type": 415,
+}
+
+#: Classes, the most special first. What a caller or model must change is a 4xx, what the operator must mend a 503.
+BY_CLASS: Final[tuple[tuple[type[KdskillsError], int], ...]] = (
+    (NotFound, 404),
+    (Conflict, 409),
+    (CallRefused, 403),
+    (BadRequest, 400),
+    (UserMustAct, 403),
+    (AuthorMustAct, 422),
+    (OperatorMustAct, 503),
+)
+
+
+class Problem(BaseModel):
+    """A problem of RFC 9457; `code` and `who` are those of the error, the same at every door."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str = Field("about:blank", description="Always `about:blank`: `code` tells problems apart.")
+    title: str = Field(description="What the status means.")
+    status: int
+    detail: str = Field(description="One sentence for the person named by `who`.")
+    code: str = Field(description="Stable code, listed in the reference of errors.")
+    who: str = Field(description="Who must act: model, caller, author, operator or user.")
+    details: dict[str, Any] = Field(default_factory=dict, description="Facts about the problem.")
+    request_id: str = Field("", description="As in the header X-Request-Id and in the log.")
+
+
+#: Answers any route may give instead of its own, as OpenAPI documents them.
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": words, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    for status, words in {
+        400: "Arguments out of shape, or an archive that breaks a rule.",
+        401: "No token, or one that is not known.",
+        403: "The caller may not do this.",
+        404: "Nothing of that name in this project.",
+        409: "The state of things does not allow it now.",
+        413: "The body is larger than the token allows.",
+        415: "The body is not of the kind the route takes.",
+        422: "A skill or bundle is not in order.",
+        421: "The service is not called by the name in the header Host.",
+        429: "More than the token allows; see Retry-After.",
+        500: "Something broke that nobody foresaw; the log has it under the request's id.",
+        501: "An optional part is not installed.",
+        503: "The machine is not set up for it, or the service is being stopped.",
+        507: "There is no room left where the service keeps its files.",
+    }.items()
+}
+
+
+def status_of(error: KdskillsError) -> int:
+    """Return the HTTP status of an error."""
+    if error.code in STATUS:
+        return STATUS[error.code]
+    return next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
+
+
+def problem_of(error: KdskillsError, request_id: str) -> Problem:
+    """Return an error as a problem."""
+    status = status_of(error)
+    return Problem(
+        title=HTTPStatus(status).phrase,
+        status=status,
+        detail=error.message,
+        code=error.code,
+        who=error.who,
+        details=cast("dict[str, Any]", as_text(error.details)),
+        request_id=request_id,
+    )
+
+
+def response_of(error: KdskillsError, request: Request) -> Response:
+    """Answer with an error."""
+    problem = problem_of(error, getattr(request.state, "request_id", ""))
+    headers = {}
+    if problem.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if "retry_after" in error.details:
+        headers["Retry-After"] = str(error.details["retry_after"])
+    return Response(json_text(problem), problem.status, media_type=MEDIA_TYPE, headers=headers)
+
 
 IDENTITY: Final = "kdskills.identity"
 Authenticate = Callable[[str | None], Awaitable[Identity]]
@@ -35,26 +147,22 @@ class Draining(OperatorMustAct, code="draining"):
     """The service is being stopped and takes no new requests."""
 
 
+@dataclass(eq=False)
 class Accounted:
-    """Gives a request its id, counts it while it runs, and logs what came of it.
+    """Gives a request its id, counts it while it runs, and logs what came of it, but no query, header or body.
 
-    Queries, headers and bodies are never logged.
-
-    Args:
-        app: The application inside.
-        drain: Knows what runs, and whether anything new may begin.
+    Attributes:
         mounted: Paths of other doors; a GET there is a stream that waits for messages, and nothing waits for it.
     """
 
-    def __init__(self, app: ASGIApp, drain: Drain, mounted: frozenset[str]) -> None:
-        self._app = app
-        self._drain = drain
-        self._mounted = mounted
+    app: ASGIApp
+    drain: Drain
+    mounted: frozenset[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         number = number_of(request_id)
@@ -70,15 +178,15 @@ class Accounted:
 
         with in_request(number):
             try:
-                if self._drain.started and path not in HEALTH:
+                if self.drain.started and path not in HEALTH:
                     refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
                     refused.headers["Connection"] = "close"
                     await refused(scope, receive, marked)
-                elif path in HEALTH or (scope["method"] == "GET" and path in self._mounted):
-                    await self._app(scope, receive, marked)
+                elif path in HEALTH or (scope["method"] == "GET" and path in self.mounted):
+                    await self.app(scope, receive, marked)
                 else:
-                    with self._drain.running():
-                        await self._app(scope, receive, marked)
+                    with self.drain.running():
+                        await self.app(scope, receive, marked)
             finally:
                 duration_ms = round((time.monotonic() - began) * 1000, 1)
                 facts = {"method": scope["method"], "path": path, "status": status, "ms": duration_ms}
@@ -86,51 +194,41 @@ class Accounted:
                 _LOG.log(level, "%s %s %d", method, path, status, extra={"facts": facts})
 
 
+@dataclass(eq=False)
 class OwnOrigin:
-    """Refuses requests for other hosts and of other sites' pages, whatever path they are for.
+    """Refuses requests for hosts not among *names* and of other sites' pages, whatever path they are for."""
 
-    Args:
-        app: The application inside.
-        names: Names the service is called by.
-    """
-
-    def __init__(self, app: ASGIApp, names: frozenset[str]) -> None:
-        self._app = app
-        self._names = names
+    app: ASGIApp
+    names: frozenset[str]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         try:
-            require_own_origin(scope, self._names)
+            require_own_origin(scope, self.names)
         except KdskillsError as error:
             if scope["type"] == "http":
                 await response_of(error, Request(scope))(scope, receive, send)
             else:
                 await send({"type": "websocket.close", "code": 1008})
             return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
 
+@dataclass(eq=False)
 class Entrance:
     """Tells who calls, refuses who may not, and counts: all before the body is read.
 
-    Args:
-        app: The application inside.
-        authenticate: Returns whose token is in an Authorization header, or raises.
-        limits: Counts requests.
+    Attributes:
         open_on_loopback: Whether requests without a token have every scope but `admin`.
     """
 
-    def __init__(
-        self, app: ASGIApp, authenticate: Authenticate, limits: RequestLimits, *, open_on_loopback: bool
-    ) -> None:
-        self._app = app
-        self._authenticate = authenticate
-        self._limits = limits
-        self._open = open_on_loopback
+    app: ASGIApp
+    authenticate: Authenticate
+    limits: RequestLimits
+    open_on_loopback: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -141,18 +239,18 @@ class Entrance:
             except KdskillsError as error:
                 await response_of(error, Request(scope))(scope, receive, send)
                 return
-        await self._app(scope, receive, send)
+        await self.app(scope, receive, send)
 
     async def _caller(self, scope: Scope) -> Identity:
         header = dict(scope["headers"]).get(b"authorization")
         text = None if header is None else header.decode("latin-1")
         project = project_of(str(scope["path"]))
-        if text is None and self._open:
+        if text is None and self.open_on_loopback:
             return Identity(project=project or "local", scopes=OPEN_SCOPES, door="http")
-        identity = await self._authenticate(text)
+        identity = await self.authenticate(text)
         if project is not None and identity.project != project:
             raise NotFound(f"there is no project {project!r}")
-        self._limits.count(identity)
+        self.limits.count(identity)
         return replace(identity, door="http")
 
 
@@ -166,24 +264,19 @@ class BodyTooLarge(CallerMustAct, code="body_too_large"):
     """The body has more bytes than are taken."""
 
 
+@dataclass(eq=False)
 class BodyLimit:
-    """Counts a request's bytes as they come and answers 413 instead of reading on.
+    """Counts a request's bytes as they come and answers 413 instead of reading on; a token may have a lower limit."""
 
-    Args:
-        app: The application inside.
-        limit: Bytes a body may have; a token may have a lower limit of its own.
-    """
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
+    app: ASGIApp
+    limit: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        identity, limit = scope.get(IDENTITY), self._limit
+        identity, limit = scope.get(IDENTITY), self.limit
         if isinstance(identity, Identity) and identity.limits.body_bytes is not None:
             limit = min(identity.limits.body_bytes, limit)
         length = dict(scope["headers"]).get(b"content-length", b"0")
@@ -207,7 +300,7 @@ class BodyLimit:
                 await send(message)
 
         try:
-            await self._app(scope, counted, noted)
+            await self.app(scope, counted, noted)
         except BodyTooLarge:
             if begun:
                 raise

@@ -84,11 +84,7 @@ def failed(error: KdskillsError) -> bytes:
 
 
 def last_seen(headers: Mapping[str, str], number: int | None = None) -> int:
-    """Return the number of the last event a reader has: the header browsers send beats the query.
-
-    Raises:
-        BadRequest: The header is no number.
-    """
+    """Return the number of the last event a reader has: the header browsers send beats the query. Raises BadRequest."""
     text = headers.get("last-event-id", "").strip()
     if not text:
         return number or 0
@@ -112,11 +108,7 @@ async def event_frames(
 
     A reader who leaves ends the watch. Errors are an event of their own, with the words of every door.
 
-    Args:
-        watch: Tells its events.
-        drain: Knows whether the service is being stopped.
-        allowed: Asked at intervals, so that nobody reads on with a token that was revoked.
-        check_s: Seconds between two such questions.
+    Who reads is asked to be *allowed* every *check_s* seconds, so that nobody reads on with a token that was revoked.
     """
     queue: asyncio.Queue[BaseModel] = asyncio.Queue(WAITING)
     clock = asyncio.get_running_loop().time

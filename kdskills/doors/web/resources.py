@@ -7,24 +7,27 @@ same gate.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from kdskills.app import Host
 from kdskills.app.authentication import Unauthenticated
 from kdskills.app.identity import Identity
-from kdskills.app.operations import Context, Input
-from kdskills.app.operations.calling import require_allowed, validated
+from kdskills.app.operations import Context, Input, Operation
+from kdskills.app.operations.calling import misshapen, pointer, require_allowed, validated
 from kdskills.app.operations.projects import (
     DeletedOut,
     FileInput,
@@ -39,7 +42,7 @@ from kdskills.app.operations.projects import (
 from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
 from kdskills.app.wire import json_text
-from kdskills.doors.web.entrance import Caller, Cursor, Limit
+from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit
 from kdskills.doors.web.events import (
     CHECK_S,
     RETRY,
@@ -53,9 +56,133 @@ from kdskills.doors.web.events import (
     stream_of,
     unless,
 )
-from kdskills.doors.web.problems import PROBLEMS
-from kdskills.doors.web.tools import answer, host_of
 from kdskills.errors import BadRequest, KdskillsError, NotFound
+
+KEY: Final = "Repeating a call gives its first answer."
+IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200, description=KEY)]
+
+
+@dataclass(frozen=True, slots=True)
+class WebCall:
+    """A request, and who sent it."""
+
+    request: Request
+    identity: Identity
+
+    @property
+    def host(self) -> Host:
+        """What operations run on."""
+        host: Host = self.request.app.state.host
+        return host
+
+    @property
+    def context(self) -> Context:
+        """The call as operations see it."""
+        return Context(identity=self.identity, request_id=self.request.state.request_id)
+
+    @property
+    def allowed(self) -> Allowed | None:
+        """What asks whether the caller's token was revoked meanwhile; None for a caller without one."""
+        token = self.identity.token
+        if token is None:
+            return None
+
+        async def allowed() -> None:
+            if not await self.host.tokens.going(token):
+                raise Unauthenticated("this token is not known any more")
+
+        return allowed
+
+    def checked(self, name: str, arguments: Mapping[str, Any]) -> BaseModel:
+        """Return the arguments of an operation that the caller may run, as its model."""
+        operation = self.host.operations[name]
+        require_allowed(operation, self.identity)
+        return validated(operation, arguments)
+
+    async def run(self, name: str, arguments: Mapping[str, Any], key: str | None = None) -> Response:
+        """Run an operation and answer with its output."""
+        output = await self.host.invoke(name, arguments, replace(self.context, idempotency_key=key))
+        return Response(json_text(output), media_type="application/json")
+
+    async def answer(self, name: str, **arguments: Any) -> Response:
+        """As `run`."""
+        return await self.run(name, arguments)
+
+
+def _call(request: Request, identity: Caller) -> WebCall:
+    return WebCall(request, identity)
+
+
+Call = Annotated[WebCall, Depends(_call)]
+"""The call, as an argument of a route."""
+
+
+def tools_router(operations: Iterable[Operation]) -> APIRouter:
+    """Return the routes of every one of *operations* that callers elsewhere may reach."""
+    router = APIRouter()
+    for operation in operations:
+        if not operation.local:
+            _add(router, operation)
+    router.add_api_route(
+        "/projects/{project}/tools/{operation}", _refused, methods=["POST"], include_in_schema=False, name="tools"
+    )
+    return router
+
+
+async def _refused(call: Call, operation: str) -> Response:
+    """Let the table itself say why an operation without a route cannot be called, in the words of every door."""
+    return await call.answer(operation)
+
+
+def _add(router: APIRouter, operation: Operation) -> None:
+    input_model, output_model = operation.input, operation.output
+
+    async def permitted(call: Call) -> WebCall:
+        """Refuse who may not run it before anybody looks at the arguments, as every door does."""
+        require_allowed(operation, call.identity)
+        return call
+
+    async def endpoint(call: WebCall, arguments: Any, idempotency_key: IdempotencyKey = None) -> Response:
+        return await call.run(operation.name, await json_of(call.request), idempotency_key)
+
+    # FastAPI reads the body's model and the gate from annotations; they are known only here.
+    endpoint.__annotations__["call"] = Annotated[WebCall, Depends(permitted)]
+    endpoint.__annotations__["arguments"] = Annotated[input_model, Body(description=f"Arguments of {operation.name}.")]
+    router.add_api_route(
+        f"/projects/{{project}}/tools/{operation.name}",
+        endpoint,
+        methods=["POST"],
+        name=operation.name,
+        operation_id=operation.name,
+        summary=operation.summary,
+        response_model=output_model,
+        responses=PROBLEMS,
+        tags=[operation.name.partition(".")[0]],
+    )
+
+
+async def json_of(request: Request) -> Mapping[str, Any]:
+    """Return the body as the object it was checked to be."""
+    body = json.loads(await request.body() or b"{}")
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object", errors=[{"path": "/", "problem": "not an object"}])
+    return body
+
+
+def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:
+    """Return what FastAPI found wrong in the form every door gives it.
+
+    Args:
+        error: What it found.
+        operation: What the route runs; None for routes that are no operation.
+        route: What to call the route in words.
+    """
+    problems = [(pointer(item["loc"][1:]), str(item["msg"])) for item in error.errors()]
+    if operation is not None:
+        return misshapen(operation, problems)
+    words = "; ".join(f"{path}: {problem}" for path, problem in problems)
+    return BadRequest(f"{route}: {words}", errors=[{"path": path, "problem": text} for path, text in problems])
+
 
 EVENTS: Final = "text/event-stream"
 FOLLOW_S: Final = 10.0
@@ -87,8 +214,7 @@ skill_routes = APIRouter(prefix="/projects/{project}", tags=["skills"], response
 
 @work_routes.get("/tasks", response_model=TaskList, summary="List tasks, the newest first.")
 async def _tasks(
-    request: Request,
-    identity: Caller,
+    call: Call,
     status: Status | None = None,
     session_id: Session = None,
     job_id: Annotated[str | None, Query(min_length=1, max_length=128, description="Only steps of this job.")] = None,
@@ -96,31 +222,25 @@ async def _tasks(
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    arguments = {"status": status, "session_id": session_id, "job_id": job_id, "steps": steps}
-    return await answer(request, "tasks.list", {**arguments, "limit": limit, "cursor": cursor}, identity)
+    page = {"session_id": session_id, "limit": limit, "cursor": cursor}
+    return await call.answer("tasks.list", status=status, job_id=job_id, steps=steps, **page)
 
 
 @work_routes.get("/jobs", response_model=JobList, summary="List jobs, the newest first.")
 async def _jobs(
-    request: Request,
-    identity: Caller,
-    status: Status | None = None,
-    session_id: Session = None,
-    limit: Limit = 50,
-    cursor: Cursor = None,
+    call: Call, status: Status | None = None, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
 ) -> Response:
-    arguments = {"status": status, "session_id": session_id, "limit": limit, "cursor": cursor}
-    return await answer(request, "jobs.list", arguments, identity)
+    return await call.answer("jobs.list", status=status, session_id=session_id, limit=limit, cursor=cursor)
 
 
 @work_routes.get("/tasks/{item}", response_model=TaskSnapshot, summary="Show how a task stands.")
-async def _task(request: Request, identity: Caller, item: Item, tail_bytes: Tail = 8192) -> Response:
-    return await answer(request, "skills.task_status", {"task_id": item, "tail_bytes": tail_bytes}, identity)
+async def _task(call: Call, item: Item, tail_bytes: Tail = 8192) -> Response:
+    return await call.answer("skills.task_status", task_id=item, tail_bytes=tail_bytes)
 
 
 @work_routes.get("/jobs/{item}", response_model=JobSnapshot, summary="Show how a job stands.")
-async def _job(request: Request, identity: Caller, item: Item, tail_bytes: Tail = 8192) -> Response:
-    return await answer(request, "skills.job_status", {"job_id": item, "tail_bytes": tail_bytes}, identity)
+async def _job(call: Call, item: Item, tail_bytes: Tail = 8192) -> Response:
+    return await call.answer("skills.job_status", job_id=item, tail_bytes=tail_bytes)
 
 
 def piece(
@@ -138,60 +258,58 @@ Piece = Annotated[dict[str, Any], Depends(piece)]
 
 
 @work_routes.get("/tasks/{item}/logs", response_model=LogsOutput, responses=LOGS, summary="Read the output of a task.")
-async def _task_logs(request: Request, identity: Caller, item: Item, asked: Piece) -> Response:
-    return await _logs(request, identity, {"task_id": item, **asked})
+async def _task_logs(call: Call, item: Item, asked: Piece) -> Response:
+    return await _logs(call, {"task_id": item, **asked})
 
 
 @work_routes.get(
     "/tasks/{item}/events", response_class=Response, responses=STREAM, summary="Follow a task until it is over."
 )
-async def _task_events(request: Request, identity: Caller, item: Item, after_seq: After = None) -> Response:
-    return await _events(request, identity, "task", item, after_seq)
+async def _task_events(call: Call, item: Item, after_seq: After = None) -> Response:
+    return await _events(call, "task", item, after_seq)
 
 
 @work_routes.get("/jobs/{item}/logs", response_model=LogsOutput, responses=LOGS, summary="Read the output of a job.")
-async def _job_logs(request: Request, identity: Caller, item: Item, asked: Piece, step: Step = None) -> Response:
+async def _job_logs(call: Call, item: Item, asked: Piece, step: Step = None) -> Response:
     """Read the output of one step: a job itself prints nothing."""
-    query = {"job_id": item, "tail_bytes": 0}
-    job = await host_of(request).invoke("skills.job_status", query, _context(request, identity))
+    job = await call.host.invoke("skills.job_status", {"job_id": item, "tail_bytes": 0}, call.context)
     assert isinstance(job, JobSnapshot)
     begun = {job_step.index: job_step.task_id for job_step in job.steps if job_step.task_id is not None}
     task = begun.get(max(begun, default=-1) if step is None else step)
     if task is None:
         subject = "no step" if step is None else f"no step {step}"
         raise NotFound(f"{subject} of job {item!r} has begun", job_id=item)
-    return await _logs(request, identity, {"task_id": task, **asked})
+    return await _logs(call, {"task_id": task, **asked})
 
 
 @work_routes.get(
     "/jobs/{item}/events", response_class=Response, responses=STREAM, summary="Follow a job until it is over."
 )
-async def _job_events(request: Request, identity: Caller, item: Item, after_seq: After = None) -> Response:
-    return await _events(request, identity, "job", item, after_seq)
+async def _job_events(call: Call, item: Item, after_seq: After = None) -> Response:
+    return await _events(call, "job", item, after_seq)
 
 
-async def _events(request: Request, identity: Identity, kind: Kind, item: str, after: int | None) -> Response:
+async def _events(call: WebCall, kind: Kind, item: str, after: int | None) -> Response:
     """Follow work; what can be refused is refused before the stream begins."""
-    host, name = host_of(request), f"skills.{kind}_watch"
-    arguments = {f"{kind}_id": item, "after_seq": last_seen(request.headers, after)}
-    _checked(request, name, arguments, identity)
-    await (host.work.task if kind == "task" else host.work.job)(identity, item)
+    host, name = call.host, f"skills.{kind}_watch"
+    arguments = {f"{kind}_id": item, "after_seq": last_seen(call.request.headers, after)}
+    call.checked(name, arguments)
+    await (host.work.task if kind == "task" else host.work.job)(call.identity, item)
 
     async def watch(emit: Emit) -> Any:
-        return await host.invoke(name, arguments, replace(_context(request, identity), emit=emit))
+        return await host.invoke(name, arguments, replace(call.context, emit=emit))
 
-    return stream_of(event_frames(watch, request.app.state.drain, _allowed(request, identity)))
+    return stream_of(event_frames(watch, call.request.app.state.drain, call.allowed))
 
 
-async def _logs(request: Request, identity: Identity, arguments: dict[str, Any]) -> Response:
-    if EVENTS not in request.headers.get("accept", ""):
-        return await answer(request, "skills.task_logs", arguments, identity)
+async def _logs(call: WebCall, arguments: dict[str, Any]) -> Response:
+    if EVENTS not in call.request.headers.get("accept", ""):
+        return await call.run("skills.task_logs", arguments)
     arguments |= {"limit": arguments["limit"] or 65_536, "follow": False}
-    read = partial(host_of(request).invoke, "skills.task_logs", context=_context(request, identity))
-    first = await read({**arguments, "offset": last_seen(request.headers, arguments["offset"])})
+    read = partial(call.host.invoke, "skills.task_logs", context=call.context)
+    first = await read({**arguments, "offset": last_seen(call.request.headers, arguments["offset"])})
     assert isinstance(first, LogsOutput)
-    drain, allowed = request.app.state.drain, _allowed(request, identity)
-    return stream_of(_printed(read, arguments, first, drain, allowed))
+    return stream_of(_printed(read, arguments, first, call.request.app.state.drain, call.allowed))
 
 
 async def _printed(
@@ -223,19 +341,6 @@ async def _printed(
             piece = next_piece
             if piece.next_offset == piece.offset and not piece.ended:
                 yield WAITING_STILL
-
-
-def _allowed(request: Request, identity: Identity) -> Allowed | None:
-    """Return what asks whether the caller's token was revoked meanwhile; None for a caller without one."""
-    token = identity.token
-    if token is None:
-        return None
-
-    async def allowed() -> None:
-        if not await host_of(request).tokens.going(token):
-            raise Unauthenticated("this token is not known any more")
-
-    return allowed
 
 
 PIECE: Final = 64 * 1024
@@ -286,65 +391,59 @@ FORM: Final = {
     summary="Take a skill from a zip archive.",
 )
 async def _upload(
-    request: Request,
-    identity: Caller,
-    activate: Annotated[bool | None, Query(description="As the form's field of that name.")] = None,
+    call: Call, activate: Annotated[bool | None, Query(description="As the form's field of that name.")] = None
 ) -> Response:
-    host = host_of(request)
-    require_allowed(host.operations["project_skills.upload"], identity)
+    host = call.host
+    require_allowed(host.operations["project_skills.upload"], call.identity)
     with host.telling_operator():
-        form = await _form(request)
+        form = await _form(call.request)
         try:
             file, form_activation = _fields(form)
             activation = activate if activate is not None else form_activation
-            author = _context(request, identity).author
-            report = await host.projects.upload(identity.project, _pieces(file), activate=activation, **author)
+            author = call.context.author
+            report = await host.projects.upload(call.identity.project, _pieces(file), activate=activation, **author)
         finally:
             await form.close()
     return Response(json_text(UploadOut.of(report)), 201, media_type="application/json")
 
 
 @skill_routes.get("/skills", response_model=SkillsOut, summary="List uploaded skills.")
-async def _list(request: Request, identity: Caller, limit: Limit = 100, cursor: Cursor = None) -> Response:
-    return await answer(request, "project_skills.list", {"limit": limit, "cursor": cursor}, identity)
+async def _list(call: Call, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    return await call.answer("project_skills.list", limit=limit, cursor=cursor)
 
 
 @skill_routes.post("/skills/{name}:activate", response_model=SkillOut, summary="Put a version in use.")
-async def _activate(request: Request, identity: Caller, name: Name, body: ActivateBody) -> Response:
-    arguments = {"skill": name, "version_hash": body.version_hash}
-    return await answer(request, "project_skills.activate", arguments, identity)
+async def _activate(call: Call, name: Name, body: ActivateBody) -> Response:
+    return await call.answer("project_skills.activate", skill=name, version_hash=body.version_hash)
 
 
 @skill_routes.get("/skills/{name}", response_model=SkillOut, summary="Show one uploaded skill.")
-async def _get(request: Request, identity: Caller, name: Name) -> Response:
-    return await answer(request, "project_skills.get", {"skill": name}, identity)
+async def _get(call: Call, name: Name) -> Response:
+    return await call.answer("project_skills.get", skill=name)
 
 
 @skill_routes.patch("/skills/{name}", response_model=SkillOut, summary="Enable or disable a skill.")
-async def _patch(request: Request, identity: Caller, name: Name, body: PatchBody) -> Response:
-    return await answer(request, "project_skills.patch", {"skill": name, "enabled": body.enabled}, identity)
+async def _patch(call: Call, name: Name, body: PatchBody) -> Response:
+    return await call.answer("project_skills.patch", skill=name, enabled=body.enabled)
 
 
 @skill_routes.delete("/skills/{name}", response_model=DeletedOut, summary="Delete a skill.")
-async def _delete(request: Request, identity: Caller, name: Name) -> Response:
-    return await answer(request, "project_skills.delete", {"skill": name}, identity)
+async def _delete(call: Call, name: Name) -> Response:
+    return await call.answer("project_skills.delete", skill=name)
 
 
 @skill_routes.get("/skills/{name}/versions", response_model=VersionsOut, summary="List a skill's versions.")
-async def _versions(
-    request: Request, identity: Caller, name: Name, limit: Limit = 100, cursor: Cursor = None
-) -> Response:
-    arguments = {"skill": name, "limit": limit, "cursor": cursor}
-    return await answer(request, "project_skills.versions", arguments, identity)
+async def _versions(call: Call, name: Name, limit: Limit = 100, cursor: Cursor = None) -> Response:
+    return await call.answer("project_skills.versions", skill=name, limit=limit, cursor=cursor)
 
 
 @skill_routes.get(
     "/skills/{name}/archive", response_class=Response, responses=ZIP, summary="Give a version as a zip archive."
 )
-async def _archive(request: Request, identity: Caller, name: Name, version: Version = None) -> Response:
-    arguments = _checked(request, "project_skills.archive", {"skill": name, "version": version}, identity)
+async def _archive(call: Call, name: Name, version: Version = None) -> Response:
+    arguments = call.checked("project_skills.archive", {"skill": name, "version": version})
     assert isinstance(arguments, VersionInput)
-    version_hash, path = await archive_of(host_of(request).projects, arguments, _context(request, identity))
+    version_hash, path = await archive_of(call.host.projects, arguments, call.context)
     return _download(path, f"{name}.zip", "application/zip", version_hash)
 
 
@@ -354,11 +453,10 @@ async def _archive(request: Request, identity: Caller, name: Name, version: Vers
     responses=BYTES,
     summary="Give one file of a version.",
 )
-async def _file(request: Request, identity: Caller, name: Name, path: str, version: Version = None) -> Response:
-    query = {"skill": name, "version": version, "path": path}
-    arguments = _checked(request, "project_skills.file", query, identity)
+async def _file(call: Call, name: Name, path: str, version: Version = None) -> Response:
+    arguments = call.checked("project_skills.file", {"skill": name, "version": version, "path": path})
     assert isinstance(arguments, FileInput)
-    version_hash, file = await file_of(host_of(request).projects, arguments, _context(request, identity))
+    version_hash, file = await file_of(call.host.projects, arguments, call.context)
     return _download(file.path, PurePosixPath(path).name, "application/octet-stream", version_hash)
 
 
@@ -413,14 +511,3 @@ def _fields(form: FormData) -> tuple[UploadFile, bool]:
 async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
     while piece := await file.read(PIECE):
         yield piece
-
-
-def _context(request: Request, identity: Identity) -> Context:
-    return Context(identity=identity, request_id=request.state.request_id)
-
-
-def _checked(request: Request, name: str, arguments: dict[str, Any], identity: Identity) -> BaseModel:
-    """Return the arguments of an operation that the caller may run, as its model."""
-    operation = host_of(request).operations[name]
-    require_allowed(operation, identity)
-    return validated(operation, arguments)

@@ -186,7 +186,7 @@ def test_a_bus_that_is_away_is_a_warning(start, words, variables):
 
 def test_one_error_of_ours_is_told_alone():
     """What the operator must mend is told in its own words; anything else with all that went wrong."""
-    from kdskills.doors.web.serving import _first
+    from kdskills.doors.web.application import _first
     from kdskills.errors import OperatorMustAct
 
     ours = OperatorMustAct("no bus")
