@@ -24,7 +24,7 @@ from kdskills.execution.dirs import cache_dir
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
 from kdskills.execution.stage import stage_skill
 from kdskills.execution.streams import LogPiece
-from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
+from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import (
     TERMINAL,
@@ -232,7 +232,7 @@ class WorkService:
     def artifacts(self) -> ArtifactStore:
         """Return the one store of artifacts. Raises ArtifactStoreUnavailable: the setting `artifacts` cannot be used."""
         if self._artifacts is None:
-            self._artifacts = open_artifacts(artifacts_url(self._settings.artifacts, self._settings.state_dir))
+            self._artifacts = open_artifacts(self._settings.artifacts or str(self._settings.state_dir))
         return self._artifacts
 
     async def run_place(self, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:

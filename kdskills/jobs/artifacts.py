@@ -71,12 +71,7 @@ class ArtifactStore:
         return await asyncio.to_thread(hashed)
 
     async def save(self, project: str, source: Path) -> Stored:
-        """Keep the file at *source*; it is streamed and must not change meanwhile.
-
-        Raises:
-            OSError: The file cannot be read.
-            ArtifactStoreUnavailable: The storage does not answer.
-        """
+        """Keep the file at *source*, which must not change meanwhile. Raises OSError, ArtifactStoreUnavailable."""
         content = await self.measure(source)
         key = blob_key(project, content.sha256)
         if await self._blobs.size(key) != content.size:
@@ -142,11 +137,6 @@ class ArtifactStore:
     async def aclose(self) -> None:
         """Close connections."""
         await self._blobs.aclose()
-
-
-def artifacts_url(configured_url: str | None, state_dir: Path) -> str:
-    """Return where artifacts are kept: the setting, or a folder beside the other durable state."""
-    return configured_url or str(state_dir)
 
 
 def open_artifacts(url: str) -> ArtifactStore:
@@ -219,11 +209,7 @@ class ArtifactKeeper:
         return tuple(refs)
 
     async def find(self, scope: Scope, item: str) -> ArtifactRow:
-        """Return an artifact of the caller's project.
-
-        Raises:
-            NotFound: There is none of this id, or it belongs to another project.
-        """
+        """Return an artifact of the caller's project. Raises NotFound, also for another project's."""
         table = self._tables.artifacts
         query = table.select().where(
             table.c.id == item, table.c.tenant == scope.tenant, table.c.project == scope.project
@@ -296,26 +282,11 @@ class ArtifactKeeper:
                 return False
             self._done(link, _note(project, ref.sha256))
         table = self._tables.artifacts
-        row = {
-            "id": ref.artifact_id,
-            "task_id": None,
-            "job_id": None,
-            "skill_name": "",
-            "version_hash": "",
-            "path": ref.path,
-            "sha256": ref.sha256,
-            "size": ref.size,
-            "mime": ref.mime,
-            "mode": ref.mode,
-            "created_at": micros(utc_now()),
-            **whose,
-        }
+        row = {"task_id": None, "job_id": None, "skill_name": "", "version_hash": "", **whose}
+        row |= ref.model_dump(exclude={"artifact_id"}) | {"id": ref.artifact_id, "created_at": micros(utc_now())}
         new = upsert(link.dialect.name, table).values(row)
-        link.execute(
-            new.on_conflict_do_update(
-                index_elements=["id"], set_={name: row[name] for name in ("sha256", "size", "created_at")}
-            )
-        )
+        change = {name: row[name] for name in ("sha256", "size", "created_at")}
+        link.execute(new.on_conflict_do_update(index_elements=["id"], set_=change))
         return True
 
     def _remove(self, link: sa.Connection, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:

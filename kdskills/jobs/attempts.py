@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -60,13 +61,10 @@ class AttemptOrder(Value):
     """Everything an attempt needs; written once into its folder.
 
     Attributes:
-        task_id: The task.
         attempt: Number of the attempt, from 1.
-        spec: What was submitted.
         session_dir: Folder that keeps the session's files between commands; None when nothing is kept.
         inputs: The spec's inputs that are artifacts, found on this host; bytes given inline stay in the spec.
         log_limit: Bytes of each stream kept on disk.
-        outputs: Bounds of declared outputs.
         session_files: Most files a session keeps.
         host_ports: Host ports a service would like for its exposed ports, as an earlier attempt had them.
         lease_file: For work another host may take over: where this host's worker writes until when it is ours; None for ever.
@@ -109,9 +107,7 @@ class AttemptFacts(Value):
     Attributes:
         started_at: When the program was started.
         ready_at: When a service was found ready; for batch work the same as `started_at`.
-        engine: Engine it runs on.
-        endpoints: Where its exposed ports are reached.
-        forwarder: The process that carries them.
+        forwarder: The process that carries connections to its endpoints.
         runner: The process that runs the engine.
     """
 
@@ -174,11 +170,8 @@ _LINE: Final = 65536
 class WarmStarter:
     """Starts shims through one launcher process, made when it is first needed and again when it died.
 
-    Any thread and any event loop may use it; orders go through one at a time, as a fork takes milliseconds.
-
-    Args:
-        command: Command line of the launcher.
-        greeting: First line it reads: the settings, which may hold secrets and so are no arguments.
+    Any thread and any event loop may use it; orders go through one at a time, as a fork takes milliseconds. The launcher's
+    first line is the *greeting*: the settings, which may hold secrets and so are no arguments.
     """
 
     def __init__(self, command: Sequence[str], greeting: bytes) -> None:
@@ -189,11 +182,33 @@ class WarmStarter:
 
     async def start(self, folder: Path) -> None:
         """Start the shim of the attempt in *folder*. Raises ExecFailed."""
-        await asyncio.to_thread(self._start, folder)
+        order = {"start": str(folder)}
+
+        def ask_twice() -> dict[str, object] | None:
+            with (
+                self._lock
+            ):  # a launcher that died is followed by a second, which finds the order begun if the first did
+                return self._ask(order) or self._ask(order)
+
+        answer = await asyncio.to_thread(ask_twice)
+        if answer is None or "error" in answer:
+            cause = "it died" if answer is None else answer["error"]
+            raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
 
     async def reap(self, engine: str) -> None:
         """End what dead runners left on *engine*. Raises ExecFailed."""
-        await asyncio.to_thread(self._reap, engine)
+        command, greeting = [*self._command, "--reap", engine], self._greeting + b"\n"
+
+        def reap() -> subprocess.CompletedProcess[bytes]:
+            return subprocess.run(command, input=greeting, capture_output=True, timeout=REAP_S, check=False)
+
+        try:
+            done = await asyncio.to_thread(reap)
+        except subprocess.TimeoutExpired:
+            raise ExecFailed(f"reaping {engine} took longer than {REAP_S:.0f} s") from None
+        if done.returncode:
+            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
 
     def warm(self) -> None:
         """Start the launcher ahead of the first order."""
@@ -204,14 +219,6 @@ class WarmStarter:
         """Let the launcher go; shims stay."""
         with self._lock:
             self._end()
-
-    def _start(self, folder: Path) -> None:
-        order = {"start": str(folder)}
-        with self._lock:  # one that died is followed by a second, which finds the order begun if the first got that far
-            answer = self._ask(order) or self._ask(order)
-        if answer is None or "error" in answer:
-            cause = "it died" if answer is None else answer["error"]
-            raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
 
     def _ask(self, order: dict[str, str]) -> dict[str, object] | None:
         """Send an order and read the answer; None when the launcher is dead or mute, and gone by now."""
@@ -255,16 +262,6 @@ class WarmStarter:
             process.kill()
             process.wait()
 
-    def _reap(self, engine: str) -> None:
-        command, greeting = [*self._command, "--reap", engine], self._greeting + b"\n"
-        try:
-            done = subprocess.run(command, input=greeting, capture_output=True, timeout=REAP_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise ExecFailed(f"reaping {engine} took longer than {REAP_S:.0f} s") from None
-        if done.returncode:
-            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
-
 
 _LOG = logging.getLogger("kdskills.jobs")
 QUICK_S: Final = 0.005
@@ -272,16 +269,16 @@ SLOW_S: Final = 0.1
 _LOGS: Final = {"stdout": shim.STDOUT, "stderr": shim.STDERR}
 
 
+@dataclass(eq=False)
 class Attempt:
     """An attempt, found or started; made by `Attempts`. Any process of this host may hold one, and many may at once.
 
     The *starter* reaps what an engine left when the attempt turns out to be lost.
     """
 
-    def __init__(self, folder: Path, order: AttemptOrder, starter: Starter | None = None) -> None:
-        self.folder = folder
-        self.order = order
-        self._starter = starter
+    folder: Path
+    order: AttemptOrder
+    starter: Starter | None = None
 
     def state(self) -> AttemptState:
         """Return where it stands; `lost` is one that died without a verdict."""
@@ -309,10 +306,8 @@ class Attempt:
 
     def endpoints_active(self) -> bool:
         """Whether its exposed ports can be reached now."""
-        facts = self.facts()
-        if facts is None or facts.forwarder is None or not facts.endpoints:
-            return False
-        return self.verdict() is None and shim.lives(facts.forwarder.model_dump())
+        facts = self.facts() if self.verdict() is None else None
+        return bool(facts and facts.forwarder and facts.endpoints and shim.lives(facts.forwarder.model_dump()))
 
     async def until_running(self) -> AttemptFacts | None:
         """Wait until it runs, and is ready if it is a service; None when it ended before."""
@@ -398,8 +393,8 @@ class Attempt:
                 return early_verdict
             trouble = ""  # what could not be ended of what the engine left of dead runners, in words for the verdict
             try:
-                if self._starter is not None:
-                    await self._starter.reap(self.order.spec.placement.engine)
+                if self.starter is not None:
+                    await self.starter.reap(self.order.spec.placement.engine)
             except ExecFailed as error:
                 trouble = error.message
                 _LOG.warning("%s attempt %d: %s", self.order.task_id, self.order.attempt, trouble)
@@ -442,11 +437,9 @@ class Starter(Protocol):
 
 
 class Attempts:
-    """The attempts below one state folder.
+    """The attempts below one state folder: its `runs/` and `sessions/`, closed to everybody else.
 
-    Args:
-        state_dir: The state folder; `runs/` and `sessions/` are made in it, closed to everybody else.
-        starter: Starts shims; without one, attempts can only be found.
+    Without a *starter*, attempts can only be found.
     """
 
     def __init__(self, state_dir: Path, starter: Starter | None = None) -> None:
@@ -488,9 +481,8 @@ class Attempts:
     def latest(self, task_id: str) -> Attempt | None:
         """Return the task's last attempt that has begun."""
         top = self._state / RUNS / require_task_id(task_id)
-        if not top.is_dir():
-            return None
-        numbers = sorted((int(path.name) for path in top.iterdir() if path.name.isdigit()), reverse=True)
+        names = [path.name for path in top.iterdir()] if top.is_dir() else []
+        numbers = sorted((int(name) for name in names if name.isdigit()), reverse=True)
         return next((attempt for number in numbers if (attempt := self.find(task_id, number)) is not None), None)
 
     def remove(self, task_id: str) -> bool:

@@ -46,15 +46,10 @@ _SPARE_FILES: Final = 128
 
 
 def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Path, int]]) -> ExecRequest:
-    """Return what the engine is asked to run.
+    """Return what the engine is asked to run for the attempt in *folder*.
 
-    Args:
-        order: What the attempt was told.
-        folder: Its folder.
-        session: Files the session has so far and their modes, by path; an input of the same path takes a file's place.
-
-    Raises:
-        BadRequest: An input's content is no base64, or it has neither content nor a file on this host.
+    *session* are the session's files and their modes, by path; an input of the same path takes a file's place. Raises
+    BadRequest for an input whose content is no base64, or that has neither content nor a file on this host.
     """
     spec, keeps = order.spec, order.session_dir is not None
     command, placement, scope = spec.command, spec.placement, spec.scope
@@ -120,15 +115,10 @@ def to_verdict(
     session_errors: Sequence[OutputError] = (),
     override: KdskillsError | None = None,
 ) -> Verdict:
-    """Write the declared outputs below *folder* and return the verdict on *result*.
+    """Write the declared outputs below the attempt's *folder* and return the verdict on *result*.
 
-    Args:
-        order: What the attempt was told.
-        folder: The attempt's folder.
-        result: What the engine says.
-        started_at: When the program was started, in seconds since the epoch.
-        session_errors: Files the session could not store.
-        override: Why we ended it; it takes the place of what the engine says.
+    *started_at* is in seconds since the epoch, *session_errors* are of files the session could not store, and *override*
+    is why we ended it, in the place of what the engine says.
     """
     declared = [item for item in result.artifacts if shows(order, item.path)]
     outputs, refused = keep_outputs(folder, declared, order.outputs)
@@ -233,13 +223,7 @@ class SessionVersion:
 
 @dataclass(frozen=True, slots=True)
 class WorkdirFiles:
-    """What a command left in its workdir.
-
-    Attributes:
-        files: Every file that could be read.
-        complete: Whether that is all there was; if not, what is missing is not taken for removed.
-        errors: What could not be kept, and why.
-    """
+    """What a command left in its workdir; unless it is *complete*, what is missing is not taken for removed."""
 
     files: Sequence[Artifact]
     complete: bool

@@ -119,7 +119,6 @@ class Placement(Value):
 
     Attributes:
         engine: Name of the execution engine, already chosen and probed.
-        skill_name: Full id of the skill asked for.
         version_hash: Its version, by the id that archives and activation know; of a skill that was not uploaded, the digest of
             its files.
         tree_digest: The digest of its files.
@@ -426,13 +425,7 @@ def graph_problem(steps: Sequence[tuple[str, Sequence[str]]]) -> str | None:
 
 
 def steps_of(spec: JobSpec, tasks: Sequence[TaskHead], *, over: bool = False) -> tuple[StepHead, ...]:
-    """Return the steps as the tasks of their latest tries tell them.
-
-    Args:
-        spec: The job.
-        tasks: Its tasks.
-        over: Whether the job is over, so that a step without a task will never have one.
-    """
+    """Return the steps as the tasks of their latest tries tell them; when the job is *over*, no step gets a task any more."""
     latest = _latest(tasks)
     states = _states(spec, latest, over=over)
     return tuple(
@@ -457,12 +450,7 @@ def decide(
 ) -> JobPlan:
     """Return what a job does next. A cancel comes before everything, the wall time before failures.
 
-    Args:
-        spec: The job.
-        tasks: Every task it has had.
-        canceled: Whether a cancel was asked for.
-        overdue: Whether its wall time is over.
-        resting: Failed tasks after which the step's next try does not begin yet.
+    After the failed tasks among *tasks* that are *resting*, the step's next try does not begin yet.
     """
     latest = _latest(tasks)
     states = _states(spec, latest)
@@ -495,14 +483,12 @@ def decide(
 
 
 def _ended(spec: JobSpec, states: Sequence[StepStatus]) -> JobPlan:
-    failed = [
-        step.name
-        for step, state in zip(spec.steps, states, strict=True)
-        if state in ("failed", "canceled") and not step.continue_on_error
-    ]
-    if not failed:
-        return JobPlan(status="succeeded")
-    return JobPlan(status="failed", error_code="step_failed", error_message=f"step {failed[0]!r} did not succeed")
+    for step, state in zip(spec.steps, states, strict=True):
+        if state in ("failed", "canceled") and not step.continue_on_error:
+            return JobPlan(
+                status="failed", error_code="step_failed", error_message=f"step {step.name!r} did not succeed"
+            )
+    return JobPlan(status="succeeded")
 
 
 def _latest(tasks: Sequence[TaskHead]) -> Mapping[int, TaskHead]:
@@ -511,9 +497,8 @@ def _latest(tasks: Sequence[TaskHead]) -> Mapping[int, TaskHead]:
 
 def _passed(spec: JobSpec, states: Sequence[StepStatus], index: int) -> bool:
     """Whether a step lets those that need it begin."""
-    if states[index] == "succeeded":
-        return True
-    return states[index] in ("failed", "canceled") and spec.steps[index].continue_on_error
+    passing = ("succeeded", "failed", "canceled") if spec.steps[index].continue_on_error else ("succeeded",)
+    return states[index] in passing
 
 
 def _states(spec: JobSpec, latest: Mapping[int, TaskHead], *, over: bool = False) -> list[StepStatus]:

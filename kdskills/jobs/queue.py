@@ -13,10 +13,10 @@ import logging
 import os
 import socket
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
@@ -44,23 +44,17 @@ _ACTIVE: Final = ("starting", "running")
 _OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How many more commands, services and jobs a worker has room for."""
+class Capacity(NamedTuple):
+    """How much more work of each mode a worker has room for."""
 
     batch: int
     service: int
-    jobs: int
-
-    @property
-    def by_mode(self) -> dict[str, int]:
-        """The room for work of each mode: `batch`, `service` or `job`."""
-        return {"batch": self.batch, "service": self.service, "job": self.jobs}
+    job: int
 
     @property
     def most(self) -> int:
         """The most that one claim takes."""
-        return max(1, self.batch + self.service + self.jobs)
+        return max(1, sum(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +72,21 @@ class ClaimedWork:
     may_continue: bool = False
 
 
+@dataclass(eq=False)
 class WorkQueue:
     """The queue of one database as one host sees it.
 
-    Args:
-        records: The rows.
-        roster: Who is alive.
-        host: This host.
+    Attributes:
         pooled: Whether work that is not pinned may run here.
         global_concurrency: Commands that run at one time in the whole pool; None for as many as there is room for.
     """
 
-    def __init__(
-        self, records: WorkRecords, roster: Roster, host: str, *, pooled: bool, global_concurrency: int | None
-    ) -> None:
-        self._records = records
-        self._roster = roster
-        self._host = host
-        self._pooled = pooled
-        self._limit = global_concurrency
-        self._questions: dict[tuple[bool, bool, bool], sa.Select[Any]] = {}
+    records: WorkRecords
+    roster: Roster
+    host: str
+    pooled: bool
+    global_concurrency: int | None
+    _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -110,7 +99,7 @@ class WorkQueue:
         What is submitted next is given a later one, whatever the clocks of its submitters say: a session's order is that
         of these times.
         """
-        tasks, jobs = self._records.table("task"), self._records.table("job")
+        tasks, jobs = self.records.table("task"), self.records.table("job")
         latest = [
             sa.select(sa.func.max(table.c.created_at))
             .where(table.c.session_key == session_key, in_states(table, _OPEN))
@@ -121,18 +110,18 @@ class WorkQueue:
 
     def stranded(self, link: sa.Connection) -> bool:
         """Whether something waits here, or in the pool, though no worker is alive that would take it."""
-        workers = self._records.tables.workers
+        workers = self.records.tables.workers
         alive = sa.exists().where(workers.c.state == "live")
-        if not self._pooled:
-            alive = alive.where(workers.c.host == self._host)
-        tables = [self._records.table(kind) for kind in ("task", "job")]
+        if not self.pooled:
+            alive = alive.where(workers.c.host == self.host)
+        tables = [self.records.table(kind) for kind in ("task", "job")]
         waits = [sa.exists().where(in_states(table, ("queued",)), self._pinned_here(table)) for table in tables]
         return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
 
     def _pinned_here(self, table: sa.Table) -> sa.ColumnElement[bool]:
         """Return whether a row is pinned to this host, or to none of a pool this host is in."""
-        here: sa.ColumnElement[bool] = table.c.home == self._host
-        return here | table.c.home.is_(None) if self._pooled else here
+        here: sa.ColumnElement[bool] = table.c.home == self.host
+        return here | table.c.home.is_(None) if self.pooled else here
 
     def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
         """Whether a claim would find something: one question, without the lock."""
@@ -143,31 +132,25 @@ class WorkQueue:
 
         A task that waited is `starting` with its next attempt; one that had begun on this host keeps its attempt, to be
         adopted; one of a host that is gone follows its own word on being lost. A job is `running`. Nothing is taken for a
-        worker that was buried.
-
-        Args:
-            link: A transaction that writes.
-            executor: The worker.
-            capacity: What it has room for.
-            in_hand: Ids it sees through already.
+        worker that was buried. *in_hand* are ids it sees through already.
         """
         if not self._alone(link, executor):
             return ClaimedWork()
-        if self._limit is not None:
-            table = self._records.table("task")  # exact, because claims happen one at a time
+        if self.global_concurrency is not None:
+            table = self.records.table("task")  # exact, because claims happen one at a time
             batch = (in_states(table, _ACTIVE), table.c.mode == "batch")
             running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
-            free = max(0, self._limit - running)
-            capacity = replace(capacity, batch=min(capacity.batch, free))
+            free = max(0, self.global_concurrency - running)
+            capacity = capacity._replace(batch=min(capacity.batch, free))
         rows = self._candidates(link, executor, capacity, in_hand)
-        room = capacity.by_mode
+        room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
         sessions: set[str] = set()
         for row in rows:
             if row.status != "queued" and row.kind == "task":
-                if row.host == self._host:
+                if row.host == self.host:
                     adopted.append(row.id)
                     continue
                 head = self._take_over(link, row.id, executor)
@@ -183,8 +166,8 @@ class WorkQueue:
                 fresh["job"].append(row.id)
             if row.in_session:
                 sessions.add(row.session_key)
-        next_attempt = {"status": "starting", "attempt": self._records.table("task").c.attempt + 1, "ready_at": None}
-        heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self._host})
+        next_attempt = {"status": "starting", "attempt": self.records.table("task").c.attempt + 1, "ready_at": None}
+        heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self.host})
         heads += self._change(link, adopted, {"executor": executor})
         self._begin_jobs(link, fresh["job"], executor)
         self._settle(link, sorted(sessions))
@@ -195,7 +178,7 @@ class WorkQueue:
         if link.dialect.name == "postgresql":  # SQLite's writer is alone already
             frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
             link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
-        workers = self._records.tables.workers
+        workers = self.records.tables.workers
         mine = sa.select(workers.c.executor).where(workers.c.executor == executor, workers.c.state == "live")
         return link.execute(mine).first() is not None
 
@@ -203,7 +186,7 @@ class WorkQueue:
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
     ) -> Sequence[sa.Row[Any]]:
         """Return what may be claimed now: orphans first, then what waited longest."""
-        room = (capacity.batch > 0, capacity.service > 0, capacity.jobs > 0)
+        room = tuple(places > 0 for places in capacity)
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
@@ -215,7 +198,7 @@ class WorkQueue:
         parts = [self._orphans("task"), self._orphans("job")]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
-            mode = self._records.table("task").c.mode
+            mode = self.records.table("task").c.mode
             parts += [part.where(mode.in_(modes)) for part in (self._waiting("task"), self._waiting_steps())]
         if jobs:
             parts.append(self._waiting("job"))
@@ -229,7 +212,7 @@ class WorkQueue:
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
         """Begin a question for rows of *kind*."""
-        table = self._records.table(kind)
+        table = self.records.table(kind)
         task = kind == "task"
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
         return sa.select(
@@ -246,14 +229,14 @@ class WorkQueue:
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
-        table, sessions = self._records.table(kind), self._records.tables.sessions
+        table, sessions = self.records.table(kind), self.records.tables.sessions
         bound_elsewhere = sa.exists().where(
             sessions.c.session_key == table.c.session_key,
-            sessions.c.host != self._host,
-            sessions.c.host.in_(self._roster.occupied()),
+            sessions.c.host != self.host,
+            sessions.c.host.in_(self.roster.occupied()),
         )
-        runnable = table.c.home == self._host
-        if self._pooled:
+        runnable = table.c.home == self.host
+        if self.pooled:
             runnable = runnable | (table.c.home.is_(None) & ~bound_elsewhere)
         question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable)
         for front_kind in ("task", "job"):
@@ -262,7 +245,7 @@ class WorkQueue:
 
     def _in_front(self, kind: str, front_kind: str) -> sa.ColumnElement[bool]:
         """Return whether something of the same session runs, or came before and is not over."""
-        table, front = self._records.table(kind), self._records.table(front_kind).alias()
+        table, front = self.records.table(kind), self.records.table(front_kind).alias()
         before = sa.or_(
             front.c.created_at < table.c.created_at,
             sa.and_(front.c.created_at == table.c.created_at, front.c.id < table.c.id),
@@ -275,54 +258,49 @@ class WorkQueue:
 
     def _waiting_steps(self) -> sa.Select[Any]:
         """Return the question for steps whose job is this host's: they run where the session's files are."""
-        tasks, jobs = self._records.table("task"), self._records.table("job")
-        ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self._host)
+        tasks, jobs = self.records.table("task"), self.records.table("job")
+        ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self.host)
         return self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
 
     def _orphans(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
-        table, workers = self._records.table(kind), self._records.tables.workers
+        table, workers = self.records.table(kind), self.records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
         in_hand = sa.bindparam("in_hand", type_=sa.String, expanding=True)
         forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
-        reach = table.c.host == self._host
-        if self._pooled:
-            reach = reach | (table.c.home.is_(None) & table.c.host.not_in(self._roster.occupied()))
+        reach = table.c.host == self.host
+        if self.pooled:
+            reach = reach | (table.c.home.is_(None) & table.c.host.not_in(self.roster.occupied()))
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
     def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
         """Change tasks and return their heads as they are then."""
         if not items:
             return []
-        table = self._records.table("task")
+        table = self.records.table("task")
         change = table.update().where(table.c.id.in_(items)).values(values).returning(*table.c)
         heads = {row["id"]: head_of(TaskHead, row) for row in link.execute(change).mappings()}
         return [heads[item] for item in items if item in heads]
 
     def _begin_jobs(self, link: sa.Connection, items: Sequence[str], executor: str) -> None:
         """Move jobs to `running` here, also those that ran on a host that is gone."""
-        if not items:
-            return
-        table = self._records.table("job")
-        values = {
-            "status": "running",
-            "executor": executor,
-            "host": self._host,
-            "started_at": sa.func.coalesce(table.c.started_at, micros(utc_now())),
-        }
-        link.execute(table.update().where(table.c.id.in_(items)).values(values))
+        if items:
+            table = self.records.table("job")
+            began = sa.func.coalesce(table.c.started_at, micros(utc_now()))
+            values = {"status": "running", "executor": executor, "host": self.host, "started_at": began}
+            link.execute(table.update().where(table.c.id.in_(items)).values(values))
 
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
         """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""
-        head = self._records.head(link, TaskHead, item)
+        head = self.records.head(link, TaskHead, item)
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
         if decision != "no":
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
-            values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self._host}
+            values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}
             return self._change(link, [item], values)[0]
         status, values = ending(head, lost)
         self._change(link, [item], values | {"status": status})
@@ -333,23 +311,18 @@ class WorkQueue:
 
     def _settle(self, link: sa.Connection, sessions: Sequence[str]) -> None:
         """Note that the files of these sessions are on this host."""
-        if not sessions:
-            return
-        table, now = self._records.tables.sessions, micros(utc_now())
-        rows = [{"session_key": key, "host": self._host, "used_at": now} for key in sessions]
-        new = upsert(link.dialect.name, table)
-        change = {"host": new.excluded.host, "used_at": new.excluded.used_at}
-        link.execute(new.on_conflict_do_update(index_elements=["session_key"], set_=change), rows)
+        if sessions:
+            now, new = micros(utc_now()), upsert(link.dialect.name, self.records.tables.sessions)
+            rows = [{"session_key": key, "host": self.host, "used_at": now} for key in sessions]
+            change = {"host": new.excluded.host, "used_at": new.excluded.used_at}
+            link.execute(new.on_conflict_do_update(index_elements=["session_key"], set_=change), rows)
 
 
 class Work:
     """What clients and workers share: blocking, opened once per process and place.
 
-    Args:
-        url: `sqlite:///path` or `postgresql://…`.
-        state_dir: Folder of runs and session files of this host; made when it is not there.
-        settings: Intervals and limits.
-        starter: Starts attempts; None for clients, which only find them.
+    *state_dir* is the folder of runs and session files of this host, made when it is not there. Without a *starter*, as
+    clients have none, attempts are only found.
 
     Raises:
         MissingExtra: The extra `jobs` is not installed.
@@ -370,8 +343,7 @@ class Work:
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")
         self.roster = Roster(self)
-        limit = self.settings.global_concurrency
-        self.queue = WorkQueue(self.records, self.roster, self.host, pooled=self.pooled, global_concurrency=limit)
+        self.queue = WorkQueue(self.records, self.roster, self.host, self.pooled, self.settings.global_concurrency)
 
     @property
     def pooled(self) -> bool:
@@ -405,17 +377,9 @@ class Roster:
         def change(link: sa.Connection) -> None:
             before = table.update().where(table.c.host == self._work.host, table.c.slot == slot)
             link.execute(before.values(state="dead"))
-            row = {
-                "executor": executor,
-                "host": self._work.host,
-                "slot": slot,
-                "pid": os.getpid(),
-                "name": socket.gethostname()[:255],
-                "state": "live",
-                "started_at": now,
-                "beat_at": now,
-            }
-            link.execute(table.insert().values(**row, lease_until=self._lease()))
+            row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
+            row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
+            link.execute(table.insert().values(row))
 
         self._work.database.change(change)
 

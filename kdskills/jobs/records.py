@@ -146,13 +146,9 @@ class ListQuery:
     """Which rows a listing shows, the newest first.
 
     Attributes:
-        scope: Whose.
         any_agent: Whether work of the project's other agents is shown.
         status: States to show; none given shows all.
-        job_id: Only tasks of this job.
         before: Time and id of the last head of the page before.
-        limit: Most heads to return.
-        session_id: Only those of this session.
         steps: Whether tasks that are steps of jobs are shown.
     """
 
@@ -209,9 +205,7 @@ class WorkRecords:
 
     def head(self, link: sa.Connection, kind: type[Head], item: str) -> Head | None:
         """Return a task, or a job and its steps; None when it is not there."""
-        if (
-            not item.isascii() or "\0" in item
-        ):  # no id at all: databases refuse what they cannot keep, each in its own way
+        if not item.isascii() or "\0" in item:  # no id: databases refuse what they cannot keep, each in its own way
             return None
         rows = link.execute(self._one[kind.KIND], {"item": item}).mappings().all()
         return next(iter(self._heads(link, kind, rows)), None)
@@ -258,8 +252,9 @@ class WorkRecords:
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
-        whose = {"tenant": scope.tenant, "project": scope.project, "agent": scope.agent}
-        return min(most, sum(link.execute(self._open_work, {**whose, "most": most}).one()))
+        return min(
+            most, sum(link.execute(self._open_work, {**scope.model_dump(exclude={"alias"}), "most": most}).one())
+        )
 
     def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
         """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
@@ -311,13 +306,13 @@ class WorkRecords:
         """Ask for a cancel; what waits in a queue is canceled at once. Returns the state now, or None for what was over."""
         table, now, reason = self.table(kind), micros(utc_now()), reason.replace("\0", "\N{REPLACEMENT CHARACTER}")
         mine = table.c.id == item
-        waiting = table.update().where(mine, table.c.status == "queued")
-        ended = {"status": "canceled", "error_code": "canceled", "finished_at": now}
-        done = waiting.values(cancel_at=now, cancel_reason=reason, **ended)
-        if link.execute(done).rowcount:
+        asking = table.update().where(mine).values(cancel_at=now, cancel_reason=reason)
+        ended = asking.where(table.c.status == "queued").values(
+            status="canceled", error_code="canceled", finished_at=now
+        )
+        if link.execute(ended).rowcount:
             return "canceled"
-        request = table.update().where(mine, table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
-        if link.execute(request.values(cancel_at=now, cancel_reason=reason)).rowcount:
+        if link.execute(asking.where(table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))).rowcount:
             return "asked"
         unfinished = table.select().with_only_columns(table.c.id).where(mine, table.c.status.not_in(_OVER))
         return None if link.execute(unfinished).first() is None else "asked"
@@ -390,14 +385,7 @@ def head_of(
     spec: TaskSpec | JobSpec | None = None,
     tasks: Sequence[TaskHead] = (),
 ) -> Head:
-    """Return the head a row holds.
-
-    Args:
-        kind: Task or job.
-        row: The row; one that was just added need not have every column.
-        spec: What the row was made from, where it is at hand.
-        tasks: A job's.
-    """
+    """Return the head a row holds, made of *spec* where that is at hand; a row just added need not have every column."""
     values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}
     if kind.KIND == "job":
         values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)

@@ -127,7 +127,7 @@ class WorkerContext:
         return Capacity(
             batch=max(0, settings.slots - kinds.count("batch")),
             service=max(0, settings.services - kinds.count("service")),
-            jobs=max(0, settings.held - len(kinds)),
+            job=max(0, settings.held - len(kinds)),
         )
 
     def let_go(self, item: str) -> None:

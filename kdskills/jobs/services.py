@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,11 +38,7 @@ def needs_network(service: ServiceSpec) -> bool:
 
 
 def check_service(service: ServiceSpec) -> None:
-    """Refuse what can be seen to be wrong before anything runs.
-
-    Raises:
-        BadRequest: The pattern is none, or is too long; the path of an HTTP check is none; a port is none.
-    """
+    """Raise BadRequest for a pattern, a path of an HTTP check or a port that can be seen to be none before anything runs."""
     errors: list[str] = []
     ready = service.ready
     if isinstance(ready, OnPattern):
@@ -63,8 +60,7 @@ def check_service(service: ServiceSpec) -> None:
 async def network_of(handle: Handle, engine: str) -> int:
     """Return an open descriptor of the network *handle* runs in, waiting until there is one.
 
-    Raises:
-        ExecRefused: `ports_not_supported`: this engine's programs cannot be reached from here.
+    Raises ExecRefused, `ports_not_supported`, when this engine's programs cannot be reached from here.
     """
     if not isinstance(handle, Reachable):
         raise ExecRefused(
@@ -149,8 +145,7 @@ class Companion:
 
 
 def _pid(handle: Reachable) -> int | None:
-    # The engine may not know it any more; a run that is over is found out elsewhere.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # the engine may not know it any more; a run that is over is found out elsewhere
         return handle.network_namespace()
     return None
 
@@ -169,87 +164,65 @@ class StartupTimeout(KdskillsError, code="startup_timeout"):
     """A service was not ready in its time; its program is ended."""
 
 
-class ServiceSupervisor:
-    """Brings one service to readiness and keeps its ports reachable while its program runs.
+async def supervise(
+    service: ServiceSpec,
+    handle: Handle,
+    logs: Sequence[Path],
+    preferred_ports: Mapping[int, int],
+    facts: AttemptFacts,
+    tell: Callable[[AttemptFacts], None],
+) -> None:
+    """Bring a service to readiness and keep its ports reachable while its program runs, until cancelled.
 
     It listens on the *preferred_ports* of the host when they are free, by the service's port, and hands the facts it adds
     to those of the attempt to *tell*.
+
+    Raises:
+        BadRequest: Its spec cannot be met.
+        StartupTimeout: It was not ready in time.
+        ExecRefused: Its engine's programs cannot be reached.
+        ExecFailed: What it needs beside it broke while it started.
     """
+    check_service(service)
+    start = partial(Companion.start, service, logs)
+    network: int | None = None
+    companion: Companion | None = None
 
-    def __init__(
-        self,
-        service: ServiceSpec,
-        handle: Handle,
-        logs: Sequence[Path],
-        preferred_ports: Mapping[int, int],
-        facts: AttemptFacts,
-        tell: Callable[[AttemptFacts], None],
-    ) -> None:
-        self._service = service
-        self._handle = handle
-        self._logs = logs
-        self._preferred_ports = dict(preferred_ports)
-        self._facts = facts
-        self._tell = tell
-
-    async def supervise(self) -> None:
-        """Make it ready, then carry its connections until cancelled.
-
-        Raises:
-            BadRequest: Its spec cannot be met.
-            StartupTimeout: It was not ready in time.
-            ExecRefused: Its engine's programs cannot be reached.
-            ExecFailed: What it needs beside it broke while it started.
-        """
-        check_service(self._service)
-        ready, network = self._service.ready, None
-        companion: Companion | None = None
-        try:
-            try:
-                async with asyncio.timeout(self._service.startup_timeout_s):
-                    if needs_network(self._service):
-                        network = await network_of(self._handle, self._facts.engine)
-                    if network is not None or ready is not None:
-                        companion = await self._companion(network)
-                        if ready is not None:
-                            await companion.ready()
-            except TimeoutError:
-                limit = f"{self._service.startup_timeout_s:g} s"
-                raise StartupTimeout(f"the service was not ready within {limit}") from None
-            self._note(companion, ready_at=time.time())
-            if companion is not None and self._service.expose_ports:
-                while True:
-                    await companion.process.wait()
-                    companion = await self._replaced(network)
-                    self._note(companion)
-            await asyncio.Event().wait()
-        finally:
-            if companion is not None:
-                await companion.close()
-            if network is not None:
-                os.close(network)
-
-    async def _companion(self, network: int | None, *, exact: bool = False) -> Companion:
-        return await Companion.start(
-            self._service, self._logs, network=network, preferred_ports=self._preferred_ports, exact=exact
-        )
-
-    async def _replaced(self, network: int | None) -> Companion:
-        """Start forwarders until one has the same host ports again."""
-        self._preferred_ports = {item.port: item.host_port for item in self._facts.endpoints}
-        while True:
-            await asyncio.sleep(AGAIN_S)
-            try:
-                return await self._companion(network, exact=True)
-            except ExecFailed:
-                continue  # its words are in the shim's log; the endpoints are told to be down meanwhile
-
-    def _note(self, companion: Companion | None, *, ready_at: float | None = None) -> None:
-        changes: dict[str, object] = {"ready_at": self._facts.ready_at if ready_at is None else ready_at}
+    def note(**changes: object) -> None:
+        nonlocal facts
         if companion is not None and companion.endpoints:
             changes |= {"endpoints": companion.endpoints, "forwarder": companion.identity}
-        self._facts = self._facts.model_copy(update=changes)
-        self._tell(self._facts)
+        facts = facts.model_copy(update=changes)
+        tell(facts)
+
+    try:
+        try:
+            async with asyncio.timeout(service.startup_timeout_s):
+                if needs_network(service):
+                    network = await network_of(handle, facts.engine)
+                if network is not None or service.ready is not None:
+                    companion = await start(network=network, preferred_ports=preferred_ports)
+                    if service.ready is not None:
+                        await companion.ready()
+        except TimeoutError:
+            raise StartupTimeout(f"the service was not ready within {service.startup_timeout_s:g} s") from None
+        note(ready_at=time.time())
+        ports = {item.port: item.host_port for item in facts.endpoints}
+        while companion is not None and service.expose_ports:
+            await companion.process.wait()
+            while companion.process.returncode is not None:  # until one has the same host ports again
+                await asyncio.sleep(AGAIN_S)
+                with contextlib.suppress(
+                    ExecFailed
+                ):  # its words are in the shim's log; the endpoints are down meanwhile
+                    companion = await start(network=network, preferred_ports=ports, exact=True)
+            note()
+        await asyncio.Event().wait()
+    finally:
+        if companion is not None:
+            await companion.close()
+        if network is not None:
+            os.close(network)
 
 
 def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0) -> float:

@@ -424,7 +424,7 @@ class Worker:
             self.context.note_cancel(item)
         elif topic == "job":
             self.context.note_change(item)
-        elif topic != "queue" or self.context.capacity().by_mode.get(item, 1) > 0:  # without room, the next end looks
+        elif topic != "queue" or self.context.capacity()._asdict().get(item, 1) > 0:  # without room, the next end looks
             self._look_for_cancels |= word == CHANGED
             self.context.wake.set()
 

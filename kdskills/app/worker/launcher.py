@@ -36,7 +36,7 @@ from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, OutputBounds, ProcessIdentity, Verdict, WarmStarter
 from kdskills.jobs.exchange import SessionFolder, refusal, to_request, to_verdict, workdir_files
 from kdskills.jobs.model import OutputError
-from kdskills.jobs.services import ServiceSupervisor
+from kdskills.jobs.services import supervise
 
 MODULE: Final = "kdskills.app.worker.launcher"
 _LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
@@ -249,8 +249,8 @@ class AttemptRunner:
         ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._cancelled.wait())]
         if service is not None:
             logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
-            supervisor = ServiceSupervisor(service, handle, logs, self._order.host_ports, facts, self._tell)
-            ends.append(asyncio.create_task(supervisor.supervise()))
+            supervising = supervise(service, handle, logs, self._order.host_ports, facts, self._tell)
+            ends.append(asyncio.create_task(supervising))
         await asyncio.wait({waiting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             await handle.cancel()

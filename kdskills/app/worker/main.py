@@ -20,7 +20,7 @@ from kdskills.app.settings import Settings
 from kdskills.app.work import spawner
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
-from kdskills.jobs.artifacts import ArtifactKeeper, artifacts_url, open_artifacts
+from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
 from kdskills.jobs.queue import Work
 from kdskills.jobs.runs import AboutWork
 from kdskills.jobs.worker import Worker
@@ -71,7 +71,7 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="worker"))
     starter = warm_starter(settings)
     work = await asyncio.to_thread(Work, settings.work_database, settings.state_dir, settings.jobs, starter=starter)
-    store = open_artifacts(artifacts_url(settings.artifacts, settings.state_dir))
+    store = open_artifacts(settings.artifacts or str(settings.state_dir))
     keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
     worker = Worker(work, keeper, slot=slot, idle_s=idle_s)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,7 +10,7 @@ from kdskills.jobs.queue import Capacity, Work, WorkQueue, hold_slot
 from kdskills.jobs.records import new_row
 from kdskills.storage.database import micros, utc_now
 
-ROOM = Capacity(batch=100, service=100, jobs=100)
+ROOM = Capacity(batch=100, service=100, job=100)
 
 
 class Line:
@@ -324,8 +324,8 @@ def test_a_question_is_one_statement(database, tmp_path):
 
 def test_room_is_asked_for_by_name():
     """A worker looks for work it has room for."""
-    full = Capacity(batch=0, service=1, jobs=0)
-    assert full.by_mode == {"batch": 0, "service": 1, "job": 0}
+    full = Capacity(batch=0, service=1, job=0)
+    assert full._asdict() == {"batch": 0, "service": 1, "job": 0}
 
 
 async def test_clocks_that_differ_do_not_change_an_order(client, make, work):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import BadRequest, NotFound
-from kdskills.jobs.artifacts import ArtifactStore, Stored, artifacts_url, open_artifacts
+from kdskills.jobs.artifacts import ArtifactStore, Stored, open_artifacts
 from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
 
 
@@ -177,12 +177,6 @@ async def test_a_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch:
     with pytest.raises(ArtifactStoreUnavailable) as refused:
         await store.save("local", file(tmp_path, b"x"))
     assert "mine" not in str(refused.value.to_json())
-
-
-def test_where_artifacts_are_kept(tmp_path: Path) -> None:
-    """The setting decides; without one they lie beside the other durable state."""
-    assert artifacts_url("s3://b/p", tmp_path) == "s3://b/p"
-    assert artifacts_url(None, tmp_path) == str(tmp_path)
 
 
 def test_file_urls_name_folders(tmp_path: Path) -> None:
