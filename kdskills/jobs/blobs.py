@@ -50,11 +50,7 @@ class Blobs(Protocol):
         """Return how many bytes *key* has, or None when there is no such key."""
 
     def read(self, key: str) -> AsyncIterator[bytes]:
-        """Stream the bytes of *key*.
-
-        Raises:
-            NotFound: `artifact_missing`.
-        """
+        """Stream the bytes of *key*. Raises NotFound, `artifact_missing`."""
 
     async def piece(self, key: str, begin: int, end: int) -> bytes:
         """Return the bytes *begin* to *end* of *key*. Raises as `read`."""
@@ -108,11 +104,7 @@ def artifact_id(task_id: str, path: str) -> str:
 
 
 def blob_key(project: str, sha256: str) -> str:
-    """Return where the bytes of a digest are kept for a project.
-
-    Raises:
-        ValueError: *sha256* is no digest in lower-case hex, or the project has no name.
-    """
+    """Return where the bytes of a digest in lower-case hex are kept for a project, which has a name. Raises ValueError."""
     if not _HEX.fullmatch(sha256):
         raise ValueError(f"{sha256[:80]!r} is no sha256 in lower-case hex")
     if not project:
@@ -186,13 +178,7 @@ def open_blobs(url: str) -> Blobs:
 
 
 class ObjectBlobs:
-    """Blobs in one of obstore's stores.
-
-    Args:
-        store: The store.
-        links: Whether it can sign links and keeps attributes.
-        folder: Where the files are when the store is a folder: they are kept from other users.
-    """
+    """Blobs in one of obstore's stores, which can sign *links* and keep attributes, or is a *folder* kept from other users."""
 
     def __init__(self, store: Any, *, links: bool, folder: Path | None = None) -> None:
         self._store = store
@@ -335,9 +321,8 @@ class GoogleBlobs:
 
         def upload() -> None:
             with source.open("rb") as stream:
-                blob.upload_from_file(
-                    stream, size=source.stat().st_size, content_type="application/octet-stream", checksum="md5"
-                )
+                size = source.stat().st_size
+                blob.upload_from_file(stream, size=size, content_type=OCTETS, checksum="md5")
 
         try:
             with _google_errors():

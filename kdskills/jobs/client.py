@@ -124,13 +124,7 @@ class JobsClient:
 
     Whoever submits work, or looks at work that is not over, gets a worker started where none runs. What is asked of tasks
     and of jobs alike takes `TaskHead` or `JobHead` as its first argument; with *any_agent* it may be of the project's other
-    agents too.
-
-    Args:
-        url: `sqlite:///path` or `postgresql://…`.
-        state_dir: Folder of this host's runs and session files.
-        settings: Intervals and limits.
-        spawn: Starts a worker on this host; called when there is work and no worker. None leaves that to others.
+    agents too. *spawn* starts a worker on this host where there is work and no worker; None leaves that to others.
     """
 
     def __init__(
@@ -247,9 +241,7 @@ class JobsClient:
 
         A worker sees it at once. Where no worker is alive to see it, the program is ended and the task canceled before
         this returns. A task that ends by itself first keeps its result, which the next worker writes: look at the head.
-
-        Raises:
-            NotFound: There is no such task or job of *scope*.
+        Raises NotFound.
         """
         work, head = await self.work(), await self.head(kind, scope, item, any_agent=any_agent)
         if head.terminal or not await cancel(work, kind.KIND, item, reason):
@@ -257,9 +249,7 @@ class JobsClient:
         table = work.records.table(kind.KIND)
         status = table.select().with_only_columns(table.c.status).where(table.c.id == item)
         if await work.database.read(lambda link: link.execute(status).scalar()) not in (None, *TERMINAL):
-            await (
-                self.ensure_worker()
-            )  # one that lives sees it; where none does, the next writes what had ended by itself
+            await self.ensure_worker()  # one that lives sees it; else the next writes what had ended by itself
         return True
 
     async def wait(
@@ -294,10 +284,7 @@ class JobsClient:
     ) -> LogPiece:
         """Return up to *limit* bytes of a task's output from *offset*; a negative offset counts from the end.
 
-        Read from the latest attempt's files, where this host has them; else from the tail the head keeps.
-
-        Raises:
-            NotFound: There is no such task of *scope*.
+        Read from the latest attempt's files, where this host has them; else from the tail the head keeps. Raises NotFound.
         """
         work, head = await self.work(), await self.head(TaskHead, scope, item, any_agent=any_agent)
         attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None

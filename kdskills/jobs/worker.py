@@ -15,6 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,22 +36,21 @@ else:
     sa = LazyModule("sqlalchemy")
 
 
+@dataclass(eq=False)
 class Retention:
     """Forgets tasks and jobs that have been over for long, or are too many for their project.
 
     Artifacts and run folders go first, the head last: a round that was killed is done again.
     """
 
-    def __init__(self, work: Work, artifacts: ArtifactKeeper) -> None:
-        self._work = work
-        self._artifacts = artifacts
-        self._settings = work.settings
+    work: Work
+    artifacts: ArtifactKeeper
 
     async def round(self) -> int:
         """Forget everything that is due; returns how many heads went."""
         removed_heads = 0
         for kind in ("job", "task"):
-            while due := await self._work.database.read(partial(self._due, kind=kind)):
+            while due := await self.work.database.read(partial(self._due, kind=kind)):
                 await self._forget(kind, due)
                 removed_heads += len(due)
         await asyncio.to_thread(self._tidy)
@@ -61,17 +61,17 @@ class Retention:
 
         Nobody's is also what ran on a host whose workers were forgotten: it has been silent for as long as work is kept.
         """
-        table, batch = self._work.records.table(kind), self._settings.retention_batch
+        table, batch = self.work.records.table(kind), self.work.settings.retention_batch
         over = table.c.status.in_(sorted(TERMINAL))
-        hosts = sa.select(self._work.tables.workers.c.host)
-        ours = sa.or_(table.c.host.is_(None), table.c.host == self._work.host, table.c.host.not_in(hosts))
+        hosts = sa.select(self.work.tables.workers.c.host)
+        ours = sa.or_(table.c.host.is_(None), table.c.host == self.work.host, table.c.host.not_in(hosts))
         alone = (over, ours) if kind == "job" else (over, ours, table.c.job_id.is_(None))
-        oldest = micros(utc_now()) - round(self._settings.keep_s * 1_000_000)
+        oldest = micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000)
         old = sa.select(table.c.id).where(*alone, table.c.finished_at < oldest).limit(batch)
         expired = list(link.execute(old).scalars())
         if expired:
             return expired
-        most = self._settings.keep_per_project
+        most = self.work.settings.keep_per_project
         owner = (table.c.tenant, table.c.project)
         # an index alone tells; what is over is counted only where there may be too much
         many_rows = sa.select(*owner).group_by(*owner).having(sa.func.count() > most)
@@ -87,52 +87,52 @@ class Retention:
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items
         if kind == "job":
-            heads = await self._work.database.read(lambda link: self._work.records.tasks_of_jobs(link, items))
+            heads = await self.work.database.read(lambda link: self.work.records.tasks_of_jobs(link, items))
             tasks = [head.id for head in heads]
-        await self._artifacts.forget(tasks)
+        await self.artifacts.forget(tasks)
 
         def delete(link: sa.Connection) -> None:
-            for table in (self._work.tables.tasks, self._work.tables.jobs):
+            for table in (self.work.tables.tasks, self.work.tables.jobs):
                 link.execute(table.delete().where(table.c.id.in_({*tasks, *items})))
 
         def remove() -> None:
             for item in tasks:
-                self._work.attempts.remove(item)
-            self._work.database.change(delete)
+                self.work.attempts.remove(item)
+            self.work.database.change(delete)
 
         await asyncio.to_thread(remove)
 
     def _sweep(self) -> None:
         """Remove old run folders without a head: others forgot what ran here while this host was away."""
-        items = [item for item in self._work.attempts.tasks() if self._old(item)]
-        table, batch = self._work.tables.tasks, self._settings.retention_batch
+        items = [item for item in self.work.attempts.tasks() if self._old(item)]
+        table, batch = self.work.tables.tasks, self.work.settings.retention_batch
         for first in range(0, len(items), batch):
             some = items[first : first + batch]
-            query = table.select().with_only_columns(table.c.id).where(table.c.id.in_(some))
-
-            def recorded(link: sa.Connection, query: sa.Select[Any] = query) -> set[str]:
-                return set(link.execute(query).scalars())
-
-            for item in {*some} - self._work.database.ask(recorded):
-                self._work.attempts.remove(item)
+            query = sa.select(table.c.id).where(table.c.id.in_(some))
+            for item in {*some}.difference(self.work.database.ask(partial(_ids, query=query))):
+                self.work.attempts.remove(item)
 
     def _old(self, item: str) -> bool:
         try:
-            touched = (self._work.state_dir / RUNS / require_task_id(item)).stat().st_mtime
+            touched = (self.work.state_dir / RUNS / require_task_id(item)).stat().st_mtime
         except (FileNotFoundError, BadRequest):  # somebody else removed it; or it is nothing of ours
             return False
-        return time.time() - touched > self._settings.keep_s
+        return time.time() - touched > self.work.settings.keep_s
 
     def _tidy(self) -> None:
         """Forget old workers and folders nobody knows of, and give SQLite's journal back to the disk."""
-        self._work.roster.forget(micros(utc_now()) - round(self._settings.keep_s * 1_000_000))
+        self.work.roster.forget(micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000))
         self._sweep()
-        if self._work.database.dialect == "sqlite":
-            raw: Any = self._work.database.engine.raw_connection()
+        if self.work.database.dialect == "sqlite":
+            raw: Any = self.work.database.engine.raw_connection()
             try:
                 raw.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
             finally:
                 raw.close()
+
+
+def _ids(link: sa.Connection, *, query: sa.Select[tuple[str]]) -> list[str]:
+    return list(link.execute(query).scalars())
 
 
 async def end_leftovers(work: Work) -> int:
@@ -167,12 +167,9 @@ CHANGED: Final = "changed"
 
 
 class QueueWatch:
-    """Calls back with each word that reaches the queue, from a thread of its own.
+    """Calls *tell*, from a thread of its own, with each word that reaches the queue: `queue`, `cancel ID`, `job ID` or `CHANGED`.
 
-    Args:
-        database: Where the queue is.
-        tell: Called with `queue`, `cancel ID`, `job ID`, or `CHANGED` when anything may have happened; in another thread.
-        look_s: Least seconds between two commits to SQLite's file that are told.
+    Two commits to SQLite's file that are told are at least *look_s* seconds apart.
     """
 
     def __init__(self, database: Database, tell: Callable[[str], None], look_s: float) -> None:
@@ -300,12 +297,7 @@ class Worker:
 
     It lives as often as it must: given up by the others, or cut off from the database for longer than its lease, it lets
     go of everything and begins anew under another name, which may adopt what still runs here but nothing that was taken.
-
-    Args:
-        work: The opened place, whose attempts can be started.
-        keeper: Keeps outputs.
-        slot: Which of the host's workers this is.
-        idle_s: Seconds without work after which it ends; None for one that stays.
+    After *idle_s* seconds without work it ends; None is for one that stays.
     """
 
     def __init__(self, work: Work, keeper: ArtifactKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
@@ -348,9 +340,9 @@ class Worker:
         self._over.set()
 
     async def serve(self) -> int:
-        """Work until asked to end, or idle; returns the exit code. 0 at once when the slot is another's.
+        """Work until asked to end, or idle; returns the exit code, 0 at once when the slot is another's.
 
-        `end_reason` says why it ended. The process should end right after: threads may still wait for a database that does not answer.
+        `end_reason` says why it ended. The process should end right after: threads may still wait for a silent database.
         """
         with hold_slot(self._work.state_dir, self._slot) as acquired:
             if not acquired:
@@ -443,16 +435,15 @@ class Worker:
 
     async def _claim(self) -> None:
         """Claim what there is room for, and begin it."""
-        context, queue = self.context, self._work.queue
+        context, queue, database = self.context, self._work.queue, self._work.database
         if self._look_for_cancels and context.active:
             self._look_for_cancels = False
-            for item in await asyncio.to_thread(self._work.database.ask, self._canceled_items):
+            for item in await database.read(self._canceled_items):
                 context.note_cancel(item)
-        capacity, in_hand = context.capacity(), tuple(context.active)
-        database, executor = self._work.database, self.executor
-        if not await asyncio.to_thread(database.ask, lambda link: queue.anything(link, executor, capacity, in_hand)):
+        executor, capacity, in_hand = self.executor, context.capacity(), tuple(context.active)
+        if not await database.read(lambda link: queue.anything(link, executor, capacity, in_hand)):
             return
-        claim = await asyncio.to_thread(database.change, lambda link: queue.claim(link, executor, capacity, in_hand))
+        claim = await database.write(lambda link: queue.claim(link, executor, capacity, in_hand))
         for head in claim.tasks:
             self._begin("task", head.id, head.mode, TaskRun(context, head.id).run(head))
         for item in claim.jobs:
@@ -476,11 +467,9 @@ class Worker:
                 except Exception as error:  # noqa: BLE001 - it is told in the head of what it broke
                     LOG.exception("%s %s broke", kind, item)
                     message = error.message if isinstance(error, KdskillsError) else f"{type(error).__name__}: {error}"
-                    values: dict[str, Any] = {
-                        "error_code": "infra_error",
-                        "error_message": message.replace("\0", "")[:1000],
-                    }
-                    await self.context.move(kind, item, "failed", **values, finished_at=micros(utc_now()))
+                    values: dict[str, Any] = {"error_message": message.replace("\0", "")[:1000]}
+                    values["finished_at"] = micros(utc_now())
+                    await self.context.move(kind, item, "failed", error_code="infra_error", **values)
         except Buried as buried:
             self._bury(buried)
         finally:
@@ -568,11 +557,9 @@ class Worker:
     def _canceled_items(self, link: sa.Connection) -> list[str]:
         """Return the ids in hand whose cancel was asked for."""
         canceled: list[str] = []
-        for kind in ("task", "job"):
-            table = self._work.records.table(kind)
-            query = table.select().with_only_columns(table.c.id)
+        for table in (self._work.tables.tasks, self._work.tables.jobs):
             mine = (table.c.executor == self.executor, table.c.cancel_at.is_not(None))
-            canceled += link.execute(query.where(*mine, table.c.status.in_(sorted(ACTIVE)))).scalars()
+            canceled += link.execute(sa.select(table.c.id).where(*mine, table.c.status.in_(sorted(ACTIVE)))).scalars()
         return [item for item in canceled if item in self.context.active]
 
     async def _retire(self) -> None:
@@ -584,8 +571,7 @@ class Worker:
         """Whether anything is left to do that this host may do."""
 
         def unfinished(link: sa.Connection) -> bool:
-            for kind in ("task", "job"):
-                table = self._work.records.table(kind)
+            for table in (self._work.tables.tasks, self._work.tables.jobs):
                 mine = table.c.home.is_(None) | (table.c.home == self._work.host)
                 open_ = table.c.status.not_in(sorted(TERMINAL))
                 if link.execute(sa.select(table.c.id).where(mine, open_).limit(1)).first() is not None:

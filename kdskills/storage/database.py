@@ -112,16 +112,9 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def run_revisions(link: sa.Connection, scripts: Path, target: str, *, missing: MissingExtra) -> None:
-    """Run Alembic's revisions up to *target* in the transaction that is open on *link*; one at a time in a process.
+    """Run Alembic's revisions up to *target*, such as `work@head`, in the transaction of *link*; one at a time in a process.
 
-    Args:
-        link: The connection; `env.py` of the scripts finds it in `config.attributes["connection"]`.
-        scripts: Folder of the Alembic tree.
-        target: As for `alembic upgrade`, such as `head` or `work@head`.
-        missing: Raised when Alembic is not installed.
-
-    Raises:
-        MissingExtra: Alembic is not installed.
+    `env.py` of the *scripts* finds the connection in `config.attributes`. Raises *missing* when Alembic is not installed.
     """
     try:
         from alembic import command
@@ -144,7 +137,7 @@ def speaking(label: str, failure: type[KdskillsError] = DatabaseUnavailable) -> 
     try:
         yield
     except DBAPIError as error:
-        failure_name = type(error.orig).__name__ if error.orig is not None else type(error).__name__
+        failure_name = type(error.orig or error).__name__
         name = getattr(error.orig, "sqlite_errorname", None)  # SQLITE_FULL, SQLITE_BUSY and the like: no secret in it
         failure_name = failure_name if name is None else f"{failure_name} ({name})"
         raise failure(f"{label} does not answer: {failure_name}", driver=failure_name) from error
@@ -159,12 +152,11 @@ class Database:
     Args:
         url: `sqlite:///path` or `postgresql://…`.
         label: Whose database it is, in words, such as `the session store`.
-        failure: Class of the error for a database that does not answer.
+        failure: Class of the error for a database that does not answer, or a URL that is none.
         prepare: Called once, before the first question or change: it makes or upgrades tables through `engine`.
 
     Raises:
         MissingExtra: SQLAlchemy or the driver is not installed.
-        KdskillsError: Of class *failure*: the URL is no database URL.
     """
 
     def __init__(
@@ -275,11 +267,7 @@ class Database:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    """Prepare a new connection to a file that many write, also while others open the new file with it.
-
-    Raises:
-        sqlite3.OperationalError: The file stayed locked for `BUSY_MS`, or is no database.
-    """
+    """Prepare a connection to a file that many write and open at once. Raises OperationalError: locked for `BUSY_MS`."""
     connection.isolation_level = None  # transactions are ours: the driver would begin them too late
     patience = time.monotonic() + BUSY_MS / 1000
     for pragma in PRAGMAS:
@@ -300,10 +288,8 @@ def _begin_sqlite(link: sa.Connection) -> None:
     words = "BEGIN" if reads else "BEGIN IMMEDIATE"
     connection = link.connection.driver_connection
     assert isinstance(connection, sqlite3.Connection)
-    try:
-        connection.execute(
-            words
-        ).close()  # by the driver: what SQLAlchemy does for a statement costs more than this one
+    try:  # by the driver: what SQLAlchemy does for a statement costs more than this one
+        connection.execute(words).close()
     except sqlite3.Error as error:
         kind = sa.exc.OperationalError if isinstance(error, sqlite3.OperationalError) else sa.exc.DatabaseError
         raise kind(words, None, error) from error
@@ -317,16 +303,9 @@ MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 
 def upgrade(database: Database, part: str, head: str | None = None) -> bool:
-    """Bring the tables of *part* up to date; whether there was anything to do. Blocks.
+    """Bring the tables of *part*, a branch such as `work`, up to its newest revision; whether there was anything to do. Blocks.
 
-    Args:
-        database: Where the tables are.
-        part: Label of the part's branch, such as `work`.
-        head: Its newest revision; looked up in `HEADS` when omitted.
-
-    Raises:
-        MissingExtra: Alembic is not installed.
-        DatabaseUnavailable: The database does not answer.
+    The newest one, *head*, is that of `HEADS` when omitted. Raises MissingExtra, DatabaseUnavailable.
     """
     target = HEADS[part] if head is None else head
     if target in database.ask(current_revisions):

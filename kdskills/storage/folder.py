@@ -38,11 +38,7 @@ def state_folder(path: Path) -> Path:
 
 
 def close_state(path: Path) -> None:
-    """Close a state folder of ours that others may read to them, with everything older releases left open in it.
-
-    Raises:
-        OSError: The system refuses.
-    """
+    """Close a state folder of ours to others, with everything older releases left open in it. Raises OSError."""
     if close_to_others(path):
         for item in (item for pattern in CONTENTS for item in path.glob(pattern)):
             close_tree(item)
@@ -68,11 +64,7 @@ def database_folder(url: str, state_dir: Path) -> None:
 
 
 def host_id(state_dir: Path) -> str:
-    """Return the id of the host whose disk *state_dir* is on: random, made once, as long-lived as the disk.
-
-    Raises:
-        StorageFull: There is no room to keep it.
-    """
+    """Return the id of the host whose disk *state_dir* is on: random, made once. Raises StorageFull."""
     path = state_dir / "host"
     try:
         return path.read_text().strip()
