@@ -131,7 +131,7 @@ class Retention:
                 raw.close()
 
 
-def _ids(link: sa.Connection, *, query: sa.Select[tuple[str]]) -> list[str]:
+def _ids(link: sa.Connection, *, query: sa.Select[Any]) -> list[str]:
     return list(link.execute(query).scalars())
 
 
