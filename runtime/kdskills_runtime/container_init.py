@@ -55,7 +55,7 @@ def main() -> int:
         sys.stderr.write(f"container_init: {error.strerror}\n")
         return 125
     order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
-    place_inputs(0, order["inputs"], order.get("executable", []))
+    place_inputs(lambda size: exactly(0, size), order["inputs"], order.get("executable", []))
     stdin_fd = memory_file(exactly(0, order["stdin"]))
     payload_fd = None if order["payload"] is None else memory_file(exactly(0, order["payload"]))
     null = os.open(os.devnull, os.O_RDONLY)

@@ -13,6 +13,7 @@ import stat
 
 TYPE_CHECKING = False  # the name type checkers know; importing typing costs 5 ms
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, BinaryIO
 
 MAX_ENTRIES = 20_000
@@ -33,8 +34,8 @@ def exactly(fd: int, size: int) -> bytes:
     return bytes(pieces)
 
 
-def place_inputs(fd: int, inputs: list[tuple[str, int]], executable: list[str]) -> None:
-    """Write input files below /work from the bytes that follow on *fd*; their paths were checked by the host.
+def place_inputs(take: Callable[[int], bytes | memoryview], inputs: list[tuple[str, int]], executable: list[str]) -> None:
+    """Write input files below /work from the announced bytes *take* gives; their paths were checked by the host.
 
     Those in *executable* may be executed.
     """
@@ -46,7 +47,7 @@ def place_inputs(fd: int, inputs: list[tuple[str, int]], executable: list[str]) 
         if path in programs:
             os.fchmod(target_fd, 0o755)
         with open(target_fd, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
-            file.write(exactly(fd, size))
+            file.write(take(size))
 
 
 def send_outputs(out: BinaryIO, folder: str, globs: list[str], max_files: int, max_bytes: int) -> None:

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         return FAILED  # the host is gone, so no order will come
     stage = "inputs"
     try:
-        place_inputs(payload, order["inputs"], order.get("executable", []))
+        place_inputs(lambda size: exactly(payload, size), order["inputs"], order.get("executable", []))
         if order["cwd"].split("/")[1] == "work":
             os.makedirs(order["cwd"], exist_ok=True)  # noqa: PTH103 - pathlib costs 3 ms to import
         os.chdir(order["cwd"])

@@ -71,13 +71,9 @@ def become(
 ) -> NoReturn:
     """In a child: put everything in place and become the program of *order*; never returns.
 
-    Args:
-        order: What is run, with its environment and folder.
-        stdin: Its standard input.
-        payload: What generated code reads; `{payload_fd}` and `{report_fd}` in the arguments become the numbers.
-        report: Where generated code reports.
-        trouble: Gets `stage:errno` when no program was started.
-        prepare: Does what only this launcher does, limits among it.
+    Generated code reads *payload* and writes *report*, whose numbers take the places of `{payload_fd}` and `{report_fd}` in
+    the arguments. *prepare* does what only this launcher does, limits among it. When no program was started, *trouble* gets
+    `stage:errno`.
     """
     stage = "limits"
     try:

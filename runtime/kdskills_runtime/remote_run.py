@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from kdskills_runtime import processes, remote_jail
-from kdskills_runtime.outbox import send_outputs
+from kdskills_runtime.outbox import place_inputs, send_outputs
 from kdskills_runtime.processes import FORWARDED, NO_HANDLER, memory_file, reaped, send
 
 TYPE_CHECKING = False  # the name type checkers know
@@ -78,13 +78,7 @@ class Tail:
 
 
 class RemoteRun:
-    """A program behind its walls.
-
-    Args:
-        order: See `remote_init`.
-        bodies: The bytes the order announces.
-        name: Name of the run's cgroup leaf.
-    """
+    """A program behind its walls: its *order*, see `remote_init`, and the bytes that announces."""
 
     def __init__(self, order: dict[str, Any], bodies: memoryview, name: str) -> None:
         self._order = order
@@ -101,7 +95,10 @@ class RemoteRun:
         """Run the program and write the answer. Raises OSError when the walls cannot be built."""
         order = self._order
         remote_jail.fresh_folders(order["work_size"], order["tmp_size"], order["skills"])
-        self._place_inputs()
+        place_inputs(self._take, order["inputs"], order.get("executable", []))
+        for top, folders, files in os.walk("/work"):
+            for name in (*folders, *files):
+                os.chown(Path(top, name), remote_jail.UID, remote_jail.UID)
         stdin = memory_file(self._take(order["stdin"]))
         payload = None if order["payload"] is None else memory_file(self._take(order["payload"]))
         doors = [] if self._leaf is None else self._leaf.doors()
@@ -110,7 +107,7 @@ class RemoteRun:
         started = time.monotonic()
         first = os.fork()
         if first == 0:
-            _FirstProcess(order, doors, pipes, (stdin, payload)).serve()
+            _first_process(order, doors, {name: theirs for name, (_, theirs) in pipes.items()}, stdin, payload)
         for _, theirs in pipes.values():
             os.close(theirs)
         for number in (*FORWARDED, KILL, END):
@@ -126,22 +123,6 @@ class RemoteRun:
         """Return the next announced bytes."""
         piece, self._bodies = self._bodies[:size], self._bodies[size:]
         return piece
-
-    def _place_inputs(self) -> None:
-        """Write the input files into the empty /work; their paths were checked by the host."""
-        programs = frozenset(self._order.get("executable", ()))
-        for path, size in self._order["inputs"]:
-            target = Path("/work")
-            for part in path.split("/")[:-1]:
-                target /= part
-                if not target.is_dir():
-                    target.mkdir()
-                    os.chown(target, remote_jail.UID, remote_jail.UID)
-            target /= path.rpartition("/")[2]
-            target.write_bytes(self._take(size))
-            os.chown(target, remote_jail.UID, remote_jail.UID)
-            if path in programs:
-                target.chmod(0o755)
 
     def _watch(
         self, first: int, pipes: dict[str, int], wake: int, started: float, say: Callable[[dict[str, Any]], None]
@@ -232,57 +213,41 @@ class RemoteRun:
         answer.with_suffix(".new").rename(answer)
 
 
-class _FirstProcess:
-    """The first process behind the walls: starts the program, reaps, and takes everything with it when it ends."""
+def _first_process(
+    order: dict[str, Any], doors: list[int], pipes: dict[str, int], stdin: int, payload: int | None
+) -> None:
+    """As pid 1 of the new namespaces: start the program, reap, and take everything with it at the end. Never returns."""
 
-    def __init__(
-        self,
-        order: dict[str, Any],
-        doors: list[int],
-        pipes: dict[str, tuple[int, int]],
-        inputs: tuple[int, int | None],
-    ) -> None:
-        self._order = order
-        self._doors = doors
-        self._pipes = pipes
-        self._stdin, self._payload = inputs
-
-    def serve(self) -> None:
-        """Run as pid 1 of the new namespaces. Never returns."""
-        status = self._pipes["status"][1]
-        try:
-            processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-            remote_jail.close_machine()
-            trouble_read, trouble_write = os.pipe()
-            signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-            pid = os.fork()
-            if pid == 0:
-                report = self._pipes["report"][1]
-                processes.become(self._order, self._stdin, self._payload, report, trouble_write, self._prepare)
-            os.close(trouble_write)
-            for name in ("stdout", "stderr", "report"):
-                os.close(self._pipes[name][1])
-            words = os.read(trouble_read, 4096)
-            exit_code = os.waitstatus_to_exitcode(_wait(pid))
-            os.write(
-                status, words or (f"code:{exit_code}" if exit_code >= 0 else f"signal:{-exit_code}").encode("ascii")
-            )
-        except OSError as error:
-            os.write(status, f"walls:{error.errno or 0}".encode("ascii"))
-        finally:
-            os._exit(0)
-
-    def _prepare(self) -> None:
+    def prepare() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        for door in self._doors:
+        for door in doors:
             os.write(door, b"0")
         for fd, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(self._pipes[name][1], fd)
-        limits = dict(self._order["limits"])
-        if not self._doors:
-            limits["nproc"] = (self._order["pids"],) * 2  # one run at a time: all of this uid is this run
-        remote_jail.give_up_privileges(limits, bytes.fromhex(self._order["seccomp"]))
+            os.dup2(pipes[name], fd)
+        limits = dict(order["limits"])
+        if not doors:
+            limits["nproc"] = (order["pids"],) * 2  # one run at a time: all of this uid is this run
+        remote_jail.give_up_privileges(limits, bytes.fromhex(order["seccomp"]))
+
+    try:
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        remote_jail.close_machine()
+        trouble_read, trouble_write = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+        pid = os.fork()
+        if pid == 0:
+            processes.become(order, stdin, payload, pipes["report"], trouble_write, prepare)
+        os.close(trouble_write)
+        for name in ("stdout", "stderr", "report"):
+            os.close(pipes[name])
+        words = os.read(trouble_read, 4096)
+        code = os.waitstatus_to_exitcode(_wait(pid))
+        os.write(pipes["status"], words or (f"code:{code}" if code >= 0 else f"signal:{-code}").encode("ascii"))
+    except OSError as error:
+        os.write(pipes["status"], f"walls:{error.errno or 0}".encode("ascii"))
+    finally:
+        os._exit(0)
 
 
 def _wait(pid: int) -> int:

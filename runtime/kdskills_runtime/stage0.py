@@ -36,10 +36,9 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 
 
 class Reporter:
-    """Owns the report descriptor in the process that was started; forked children write nothing.
+    """Owns the report descriptor in the process that was started, which no program started later inherits.
 
-    Args:
-        fd: Where the lines go. It is not inherited by programs started later.
+    Forked children write nothing.
     """
 
     def __init__(self, fd: int) -> None:
