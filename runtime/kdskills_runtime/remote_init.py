@@ -80,7 +80,7 @@ def say(line: dict[str, Any]) -> None:
 
 def facts() -> dict[str, Any]:
     """Return what this machine is and which limits it can enforce, tested by trying."""
-    from kdskills_runtime import remote_jail
+    from kdskills_runtime import remote_run
 
     limits = {"wall", "cpu", "nofile", "fsize", "stdout", "stderr", "pids"}
     if os.getuid() != 0:
@@ -89,7 +89,7 @@ def facts() -> dict[str, Any]:
         problem = _try_walls()
         if problem is None:
             limits |= {"work", "tmp", "network"}
-        leaf = remote_jail.make_leaf(f"facts-{os.getpid()}", 64 * 1024 * 1024, 8)
+        leaf = remote_run.make_leaf(f"facts-{os.getpid()}", 64 * 1024 * 1024, 8)
         if leaf is not None:
             leaf.remove()
             limits.add("memory")
@@ -107,7 +107,7 @@ def facts() -> dict[str, Any]:
 
 def fence(token: int) -> int | None:
     """Claim the machine for *token* and end runs of older tokens; return the newer token when one has claimed it."""
-    from kdskills_runtime import remote_jail
+    from kdskills_runtime import remote_run
 
     fd = os.open(HOME / "fence", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     with open(fd, "r+", encoding="ascii") as file:  # noqa: PTH123 - a descriptor, not a path
@@ -121,7 +121,7 @@ def fence(token: int) -> int | None:
             until = time.monotonic() + 2
             while _start(pid) == start and time.monotonic() < until:
                 time.sleep(0.005)
-        for leaf in remote_jail.leaves("run-"):
+        for leaf in remote_run.leaves("run-"):
             leaf.remove()
         file.seek(0)
         file.truncate()
