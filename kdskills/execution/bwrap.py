@@ -27,18 +27,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import processes
-from kdskills.execution.cgroup import CgroupLeaf, CgroupParent
+from kdskills.execution.cgroup import Cgroup
 from kdskills.execution.check import RunPlan
 from kdskills.execution.owner import RunRecords, leaf_name
-from kdskills.execution.payload import framed
-from kdskills.execution.processes import Pipes, rlimits, signal_reset, within_own_limits
+from kdskills.execution.payload import BASE_ENV, entry_argv, framed
+from kdskills.execution.processes import Pipes, rlimits, start_program, within_own_limits
 from kdskills.execution.request import ExecRequest, Limits
+from kdskills.execution.rootfs import Rootfs
 from kdskills.execution.run import SetupFailed
 
 SETUP_S = 30.0
@@ -50,22 +51,21 @@ _SIZE = 64 * 1024
 
 
 class BwrapBox:
-    """A sandbox whose program waits for `release`; pid of its first process and uid are as the host sees them."""
+    """A sandbox, whose first process's pid and uid are as the host sees them; `pooled` when it was made for no run yet.
 
-    def __init__(self, launcher: subprocess.Popen[bytes], pipes: Pipes) -> None:
-        self._launcher = launcher
-        self.pid = launcher.pid
-        self._pipes = pipes
+    Its program waits behind bwrap's gate for `release`.
+    """
+
+    def __init__(self, launcher: subprocess.Popen[bytes], pipes: Pipes, leaf: Cgroup | None) -> None:
+        self._launcher, self.pid = launcher, launcher.pid
+        self.pipes, self.leaf = pipes, leaf
+        self.pooled = False
         self._stack = ExitStack()
         self.launcher_fd = self._hold(os.pidfd_open(launcher.pid))
-        self.init = -1
-        self.init_fd = -1
-        self.namespace = -1
-        self.host_uid = -1
-        self.work = -1
+        self.init = self.init_fd = self.namespace = self.host_uid = self.work = -1
         self._status = b""
 
-    def bring_up(self, arguments: bytes, rootfs: Path, leaf: CgroupLeaf | None, nproc: int | None) -> None:
+    def bring_up(self, arguments: bytes, rootfs: Path, nproc: int | None) -> None:
         """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
 
         Raises:
@@ -74,15 +74,13 @@ class BwrapBox:
         end = time.monotonic() + SETUP_S
         try:
             # The launcher waits for its arguments, so everything it starts is born inside the cgroup.
-            if leaf is not None:
-                leaf.join(self._launcher.pid)
-            fd = self._pipes.take("args")
-            try:
-                write_all(fd, arguments)
-            finally:
-                os.close(fd)
-            facts = self._first_status(end)
-            self.init = int(facts["child-pid"])
+            if self.leaf is not None:
+                self.leaf.join(self.pid)
+            with os.fdopen(self.pipes.take("args"), "wb") as stream:
+                stream.write(arguments)
+            while b"\n" not in self._status and self._read_status(end):
+                pass
+            self.init = int(json.loads(self._status.partition(b"\n")[0])["child-pid"])
             self.init_fd = self._hold(os.pidfd_open(self.init))
             self._await_root(rootfs, end)
             self.namespace = Path(f"/proc/{self.init}/ns/pid").stat().st_ino
@@ -91,16 +89,13 @@ class BwrapBox:
             if nproc is not None:
                 resource.prlimit(self.init, resource.RLIMIT_NPROC, (nproc, nproc))
         except (OSError, ValueError, KeyError) as error:
-            raise SetupFailed(f"the sandbox did not start: {self._last_words() or error}") from error
+            words = self._last_words() or (error if self._status else "bwrap reported nothing")
+            raise SetupFailed(f"the sandbox did not start: {words}") from error
 
     def release(self) -> None:
         """Let the program start."""
-        fd = self._pipes.take("block")
-        try:
-            with suppress(BrokenPipeError):  # the sandbox died meanwhile; the pump sees that next
-                os.write(fd, b"1")
-        finally:
-            os.close(fd)
+        with suppress(BrokenPipeError), os.fdopen(self.pipes.take("block"), "wb", buffering=0) as gate:
+            gate.write(b"1")  # a sandbox that died meanwhile is what the pump sees next
 
     def signal(self, number: int) -> bool:
         """Send a signal to the program itself; False before it starts and after it ended."""
@@ -142,22 +137,15 @@ class BwrapBox:
         self.kill()
         self._launcher.wait()
         self._stack.close()
-        self._pipes.close()
+        self.pipes.close()
 
     def _hold(self, fd: int) -> int:
         self._stack.callback(os.close, fd)
         return fd
 
-    def _first_status(self, end: float) -> dict[str, Any]:
-        while b"\n" not in self._status:
-            if not self._read_status(end):
-                raise ValueError("bwrap reported nothing")
-        facts: dict[str, Any] = json.loads(self._status.splitlines()[0])
-        return facts
-
     def _read_status(self, end: float) -> bool:
         """Read more of bwrap's status lines; False at their end or when none comes in time."""
-        fd = self._pipes.ours["status"]
+        fd = self.pipes.ours["status"]
         if len(self._status) > _SIZE or not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
             return False
         data = os.read(fd, 4096)
@@ -183,61 +171,90 @@ class BwrapBox:
         """Return what the launcher wrote to stderr; no program has run yet, so these are its own words."""
         self.kill()
         self._launcher.wait()
-        fd = self._pipes.ours.get("stderr")
+        fd = self.pipes.ours.get("stderr")
         if fd is None or not select.select([fd], [], [], 0.2)[0]:
             return ""
         return os.read(fd, 4096).decode("utf-8", "replace").strip()
 
 
-PATH = "/usr/local/bin:/usr/bin:/bin"
-DEFAULT_ENV = ((b"PATH", PATH.encode()), (b"HOME", b"/work"), (b"LANG", b"C.UTF-8"), (b"TMPDIR", b"/tmp"))
 UID = 10001
 _MARKER = "/run/complete"
 _RUN_SIZE = 1024 * 1024
+OWN_PROCESSES = 2
+"""Processes bwrap itself needs, beside the program's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fds:
-    """Descriptors the launcher inherits."""
+class SandboxSetup:
+    """What every run of one engine shares.
 
-    args: int
-    status: int
-    block: int
-    seccomp: int
+    Attributes:
+        programs: Absolute paths of `bwrap`, `prlimit` and `setpriv`.
+        drop_to: Host uid and gid that `setpriv` takes on before anything else; None keeps ours.
+        rootfs: What sandboxes call `/`.
+        seccomp: The system call filter.
+        spawner: One long-lived thread, which `--die-with-parent` is tied to.
+        cgroups: Where a leaf can be made for each run.
+        nproc: Whether RLIMIT_NPROC bounds exactly one sandbox.
+        records: What `reap` reads where there are no cgroups.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Launcher:
-    """Absolute paths of programs, and the host uid and gid `setpriv` takes on before anything else; None keeps ours."""
-
-    bwrap: str
-    prlimit: str
-    setpriv: str
+    programs: Mapping[str, str]
     drop_to: int | None
+    rootfs: Rootfs
+    seccomp: bytes
+    spawner: ThreadPoolExecutor
+    cgroups: Cgroup | None
+    nproc: bool
+    records: RunRecords
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxJob:
+    """One checked and staged run; `payload` is generated code's."""
+
+    plan: RunPlan
+    payload: bytes | None
+    skills: tuple[tuple[str, Path], ...]
+    inputs: tuple[tuple[str, bytes], ...]
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds of the run."""
+        return self.plan.request.limits
+
+    def argv(self, rootfs: Rootfs, fds: tuple[int, int]) -> tuple[str, ...]:
+        """Return the program's arguments; *fds* are payload and report inside."""
+        if self.payload is None:
+            return self.plan.argv
+        return entry_argv(rootfs.python, rootfs.entry, payload_fd=fds[0], report_fd=fds[1])
 
 
 def command_line(
-    launcher: Launcher, rootfs: Path, limits: Limits, cwd: str, argv: Sequence[str], fds: Fds, bounds: Sequence[str]
+    setup: SandboxSetup, limits: Limits, cwd: str, argv: Sequence[str], fds: Mapping[str, int], bounds: Sequence[str]
 ) -> list[str]:
-    """Return the launcher's command line; *bounds*, from `rlimit_words`, is what prlimit sets before anything else."""
-    uid, identity = str(launcher.drop_to), []
-    if launcher.drop_to is not None:
-        identity = [launcher.setpriv, "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]
+    """Return the launcher's command line; *bounds*, from `rlimit_words`, is what prlimit sets before anything else.
+
+    *fds* are the descriptors it inherits: `args`, `status`, `block` and `seccomp`.
+    """
+    uid, identity = str(setup.drop_to), []
+    if setup.drop_to is not None:
+        identity = [setup.programs["setpriv"], "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]
     return [
-        *(launcher.prlimit, *bounds),
+        *(setup.programs["prlimit"], *bounds),
         *identity,
-        launcher.bwrap,
+        setup.programs["bwrap"],
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--disable-userns", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv"),
         *("--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"),
-        *("--seccomp", str(fds.seccomp), "--json-status-fd", str(fds.status), "--block-fd", str(fds.block)),
-        *("--ro-bind", str(rootfs), "/", "--proc", "/proc", "--dev", "/dev"),
+        *("--seccomp", str(fds["seccomp"]), "--json-status-fd", str(fds["status"]), "--block-fd", str(fds["block"])),
+        *("--ro-bind", str(setup.rootfs.path), "/", "--proc", "/proc", "--dev", "/dev"),
         *_tmpfs("/tmp", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
         *_tmpfs("/dev/shm", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
         *_tmpfs("/work", limits.work_size, "0755"),
         *_tmpfs("/run", _RUN_SIZE, "0755"),
         *_tmpfs("/skills", _RUN_SIZE, "0755"),
-        *("--args", str(fds.args)),
+        *("--args", str(fds["args"])),
         *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
         *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", cwd, "--", *argv),
@@ -264,7 +281,7 @@ def run_arguments(
         words += ["--perms", "0755", "--dir", folder_path]
     for path, fd in inputs:
         words += ["--perms", "0755" if path in executable else "0644", "--file", str(fd), f"/work/{path}"]
-    for key, value in {**dict(DEFAULT_ENV), **dict(env)}.items():
+    for key, value in ({key.encode(): value.encode() for key, value in BASE_ENV.items()} | dict(env)).items():
         words += ["--setenv", key, value]
     words += ["--dir", _MARKER]
     return b"".join(
@@ -281,107 +298,12 @@ def rlimit_words(bounds: Mapping[str, tuple[int, int]]) -> list[str]:
     return [f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items()]
 
 
-def write_all(fd: int, data: bytes) -> None:
-    """Write every byte of *data*."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def launch(spawner: ThreadPoolExecutor, command: Sequence[str], pipes: Pipes, extra: Sequence[int]) -> BwrapBox:
-    """Start the launcher from the spawner's one long-lived thread, which `--die-with-parent` is tied to.
-
-    Raises:
-        SetupFailed: The launcher cannot be executed.
-    """
-    child_fds = [fd for name, fd in pipes.theirs.items() if name not in {"stdin", "stdout", "stderr"}]
-
-    def spawn() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            list(command),
-            stdin=pipes.theirs["stdin"],
-            stdout=pipes.theirs["stdout"],
-            stderr=pipes.theirs["stderr"],
-            env={"PATH": PATH},
-            cwd="/",
-            pass_fds=[*child_fds, *extra],
-            start_new_session=True,
-            umask=0o022,
-            preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
-        )
-
-    try:
-        process = spawner.submit(spawn).result()
-    except OSError as error:
-        raise SetupFailed(f"the launcher {command[0]} cannot be started: {error.strerror}") from error
-    pipes.close_theirs()
-    return BwrapBox(process, pipes)
-
-
-OWN_PROCESSES = 2
-"""Processes bwrap itself needs, beside the program's."""
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxSetup:
-    """What every run of one engine shares."""
-
-    launcher: Launcher
-    rootfs: Path
-    seccomp: bytes
-    spawner: ThreadPoolExecutor
-    cgroups: CgroupParent | None
-    nproc: bool
-    records: RunRecords
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxJob:
-    """One checked and staged run.
-
-    `argv` builds the program's arguments from the payload's and the report's descriptor; both are -1 without payload.
-    """
-
-    plan: RunPlan
-    argv: Callable[[int, int], Sequence[str]]
-    payload: bytes | None
-    skills: tuple[tuple[str, Path], ...]
-    inputs: tuple[tuple[str, bytes], ...]
-
-    @property
-    def limits(self) -> Limits:
-        """Bounds of the run."""
-        return self.plan.request.limits
-
-
-@dataclass(frozen=True, slots=True)
-class ReadySandbox:
-    """A sandbox that is up, and the bytes to write once its program starts, by the pipe's name.
-
-    `waiting` says whether its program waits behind bwrap's gate; one of the pool waits for its order instead.
-    """
-
-    box: BwrapBox
-    pipes: Pipes
-    leaf: CgroupLeaf | None
-    feeds: dict[str, bytes]
-    waiting: bool
-
-
-def make_sandbox(setup: SandboxSetup, job: SandboxJob, pipes: Pipes, stack: ExitStack) -> ReadySandbox:
-    """Make a sandbox for *job* with these *pipes*; *stack* ends it.
-
-    Raises:
-        SetupFailed: It did not come up.
-    """
+def make_sandbox(setup: SandboxSetup, job: SandboxJob, stack: ExitStack) -> BwrapBox:
+    """Make a sandbox for *job*, which waits for `release`; *stack* ends it. Raises SetupFailed."""
+    pipes = sandbox_pipes(stack, code=job.payload is not None)
     bounds = within_own_limits(rlimits(job.limits, memory=setup.cgroups is None))
-    argv = job.argv(pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1))
-    nproc = job.limits.pids + 1 if setup.nproc else None
-    box, leaf = _bring_up(setup, job, pipes, stack, argv, bounds, nproc)
-    feeds = {"stdin": job.plan.request.stdin}
-    if job.payload is not None:
-        feeds["payload"] = job.payload
-    return ReadySandbox(box, pipes, leaf, feeds, waiting=True)
+    argv = job.argv(setup.rootfs, (pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1)))
+    return _bring_up(setup, job, pipes, stack, argv, bounds, job.limits.pids + 1 if setup.nproc else None)
 
 
 def _bring_up(
@@ -392,7 +314,7 @@ def _bring_up(
     argv: Sequence[str],
     bounds: Mapping[str, tuple[int, int]],
     nproc: int | None,
-) -> tuple[BwrapBox, CgroupLeaf | None]:
+) -> BwrapBox:
     """Bring up a sandbox whose program is *argv*, and wait until it stands. Raises SetupFailed."""
     leaf, plan, request = None, job.plan, job.plan.request
     if setup.cgroups is not None:
@@ -404,30 +326,40 @@ def _bring_up(
     with ExitStack() as launch_stack:  # the launcher's copies of what it only reads; ours are closed once it has them
         seccomp = memory_file(launch_stack, setup.seccomp)
         inputs = [(path, memory_file(launch_stack, data)) for path, data in job.inputs]
-        fds = Fds(pipes.theirs["args"], pipes.theirs["status"], pipes.theirs["block"], seccomp)
-        command = command_line(setup.launcher, setup.rootfs, job.limits, plan.cwd, argv, fds, rlimit_words(bounds))
-        box = launch(setup.spawner, command, pipes, [seccomp, *(fd for _, fd in inputs)])
+        fds = {**pipes.theirs, "seccomp": seccomp}
+        command = command_line(setup, job.limits, plan.cwd, argv, fds, rlimit_words(bounds))
+        inherited = [fd for name, fd in fds.items() if name not in {"stdin", "stdout", "stderr"}]
+        inherited += [fd for _, fd in inputs]
+        launch = partial(
+            start_program, command, pipes, cwd="/", env={"PATH": BASE_ENV["PATH"]}, fds=inherited, reset=True
+        )
+        try:
+            process = setup.spawner.submit(launch).result()
+        except OSError as error:
+            raise SetupFailed(f"the launcher {command[0]} cannot be started: {error.strerror}") from error
+        box = BwrapBox(process, pipes, leaf)
         stack.callback(box.close)
     if leaf is None:  # then a record names the launcher for `reap`
         stack.callback(setup.records.write(request, box.pid).unlink, missing_ok=True)
     arguments = run_arguments(plan.cwd, job.skills, inputs, plan.env, frozenset(request.executable))
-    box.bring_up(arguments, setup.rootfs, leaf, nproc)
-    return box, leaf
+    box.bring_up(arguments, setup.rootfs.path, nproc)
+    return box
 
 
-def sandbox_pipes(*, code: bool) -> Pipes:
-    """Make the pipes of a sandbox; *code* adds payload and report."""
+def sandbox_pipes(stack: ExitStack, *, code: bool) -> Pipes:
+    """Make the pipes of a sandbox, which *stack* closes; *code* adds payload and report."""
     further = (["report"], ["payload"]) if code else ([], [])
-    return Pipes.make(("stdout", "stderr", "status", *further[0]), ("stdin", "args", "block", *further[1]))
+    pipes = Pipes.make(("stdout", "stderr", "status", *further[0]), ("stdin", "args", "block", *further[1]))
+    stack.callback(pipes.close)
+    return pipes
 
 
 def memory_file(stack: ExitStack, data: bytes) -> int:
     """Return a descriptor of a file in memory holding *data*, at its beginning; *stack* closes it."""
-    fd = os.memfd_create("kdskills", os.MFD_CLOEXEC)
-    stack.callback(os.close, fd)
-    write_all(fd, data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+    stream = stack.enter_context(os.fdopen(os.memfd_create("kdskills", os.MFD_CLOEXEC), "w+b"))
+    stream.write(data)
+    stream.seek(0)
+    return stream.fileno()
 
 
 KEEP_S = 300.0
@@ -455,8 +387,6 @@ class PoolWorker:
 
     kind: WorkerKind
     box: BwrapBox
-    pipes: Pipes
-    leaf: CgroupLeaf | None
     fds: tuple[int, int]
     stack: ExitStack
     ready_since: float
@@ -466,71 +396,55 @@ class PoolWorker:
         launcher_events = select.select([self.box.launcher_fd], [], [], 0)[0]
         return not launcher_events and time.monotonic() - self.ready_since < KEEP_S
 
-    def give(self, job: SandboxJob, stack: ExitStack, *, memory_by_rlimit: bool) -> ReadySandbox:
-        """Hand the worker over to one run; *stack* ends it.
-
-        Raises:
-            SetupFailed: The run's bounds cannot be set.
-        """
+    def give(self, setup: SandboxSetup, job: SandboxJob, stack: ExitStack) -> bytes:
+        """Hand the worker over to one run, which *stack* ends; return the order for it. Raises SetupFailed."""
         stack.enter_context(self.stack.pop_all())
-        limits = job.limits
+        limits, leaf = job.limits, self.box.leaf
         try:
-            if self.leaf is not None and (limits.memory, limits.pids) != (_DEFAULTS.memory, _DEFAULTS.pids):
-                self.leaf.bound(limits.memory, limits.pids + OWN_PROCESSES)
+            if leaf is not None and (limits.memory, limits.pids) != (_DEFAULTS.memory, _DEFAULTS.pids):
+                leaf.bound(limits.memory, limits.pids + OWN_PROCESSES)
         except OSError as error:
             raise SetupFailed(f"the bounds of a prepared sandbox cannot be set: {error}") from error
-        order = build_order(job, self.fds, memory_by_rlimit=memory_by_rlimit, nproc=self.leaf is None)
-        feeds = {"stdin": job.plan.request.stdin, "payload": order}
-        return ReadySandbox(self.box, self.pipes, self.leaf, feeds, waiting=False)
+        return build_order(setup, job, self.fds)
 
 
-def build_order(job: SandboxJob, fds: tuple[int, int], *, memory_by_rlimit: bool, nproc: bool) -> bytes:
+def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> bytes:
     """Return what `kdskills_runtime.pool_worker` reads: its length, the order, inputs, and the payload of code.
 
     Generated code without variables of its own runs in the waiting process itself; everything else replaces it.
     """
-    plan, bounds = job.plan, rlimits(job.limits, memory=memory_by_rlimit)
-    if nproc:
+    plan, bounds = job.plan, rlimits(job.limits, memory=setup.cgroups is None)
+    if setup.cgroups is None:
         bounds["nproc"] = (job.limits.pids + 1,) * 2
-    bounds = within_own_limits(bounds)
-    argv = None if job.payload is not None and not plan.env else list(job.argv(*fds))
-    env = {**dict(DEFAULT_ENV), **dict(plan.env)}
     order = {
-        "argv": argv,
-        "env": {
-            key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-            for key, value in env.items()
-        },
+        "argv": None if job.payload is not None and not plan.env else job.argv(setup.rootfs, fds),
+        "env": {**BASE_ENV, **plan.request.env},
         "cwd": plan.cwd,
-        "limits": bounds,
+        "limits": within_own_limits(bounds),
         "inputs": [(path, len(data)) for path, data in job.inputs],
-        "executable": list(plan.request.executable),
+        "executable": plan.request.executable,
         "code": job.payload is not None,
     }
     return framed(order, *(data for _, data in job.inputs), job.payload or b"")
 
 
-def make_worker(setup: SandboxSetup, kind: WorkerKind, python: str, program: str) -> PoolWorker:
-    """Make a sandbox of *kind* and wait until its process waits for an order.
-
-    Raises:
-        SetupFailed: It did not come up.
-    """
+def make_worker(setup: SandboxSetup, kind: WorkerKind) -> PoolWorker:
+    """Make a sandbox of *kind* and wait until its process waits for an order. Raises SetupFailed."""
     limits = Limits(work_size=kind.work_size, tmp_size=kind.tmp_size)
-    plan = RunPlan(ExecRequest(limits=limits), (), "/work", (), ())
+    job = SandboxJob(RunPlan(ExecRequest(limits=limits), (), "/work", (), ()), None, kind.skills, ())
     with ExitStack() as stack:
-        pipes = sandbox_pipes(code=True)
-        stack.callback(pipes.close)
+        pipes = sandbox_pipes(stack, code=True)
         fds = (pipes.theirs["payload"], pipes.theirs["report"])
-        argv = [python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
-        job = SandboxJob(plan, lambda *_: argv, None, kind.skills, ())
+        program = setup.rootfs.beside_entry("pool_worker.py")
+        argv = [setup.rootfs.python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
         # The worker itself takes on the run's bounds, inside and for good.
-        box, leaf = _bring_up(setup, job, pipes, stack, argv, {"core": (0, 0)}, None)
+        box = _bring_up(setup, job, pipes, stack, argv, {"core": (0, 0)}, None)
         box.release()
+        box.pooled = True
         report = pipes.ours["report"]
         if not select.select([report], [], [], SETUP_S)[0] or os.read(report, 1) != b"\n":
             raise SetupFailed("a prepared sandbox did not become ready")
-        return PoolWorker(kind, box, pipes, leaf, fds, stack.pop_all(), time.monotonic())
+        return PoolWorker(kind, box, fds, stack.pop_all(), time.monotonic())
 
 
 @dataclass(slots=True)
@@ -606,17 +520,17 @@ class Pool:
             with self._lock:
                 if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:
                     return
-                others = [worker for worker in self._idle if worker.kind != kind]
-                surplus = others[:1] if len(self._idle) >= self.size else []
-                for worker in surplus:
-                    self._idle.remove(worker)
-            for worker in surplus:
-                worker.stack.close()
+                surplus = next((idle_worker for idle_worker in self._idle if idle_worker.kind != kind), None)
+                if surplus is not None and len(self._idle) >= self.size:
+                    self._idle.remove(surplus)
+                else:
+                    surplus = None
+            if surplus is not None:
+                surplus.stack.close()
             worker = self.make(kind)
             with self._lock:
-                keep = not self._closed
-                if keep:
+                if not self._closed:
                     self._idle.append(worker)
-            if not keep:
-                worker.stack.close()
-                return
+                    continue
+            worker.stack.close()
+            return

@@ -17,8 +17,8 @@ PARENT = "kdskills"
 
 
 @dataclass(frozen=True, slots=True)
-class CgroupLeaf:
-    """One run's cgroup: its folder per controller (the same one under version 2)."""
+class Cgroup:
+    """A run's leaf, or the cgroup in which leaves are made: its folder per controller (the same one under version 2)."""
 
     memory: Path
     pids: Path
@@ -60,9 +60,10 @@ class CgroupLeaf:
         }
 
     def bound(self, memory: int, pids: int) -> None:
-        """Change the limits. Raises OSError when the kernel refuses them."""
+        """Set the limits, and no swap. Raises OSError when the kernel refuses them."""
         if self.version == 2:
             _write(self.memory / "memory.max", memory)
+            _write(self.memory / "memory.swap.max", 0, optional=True)
         else:
             swap = self.memory / "memory.memsw.limit_in_bytes"  # may never be below the other one: widen, set, narrow
             _write(swap, memory, optional=True)
@@ -78,55 +79,36 @@ class CgroupLeaf:
             for pid in self.members():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            folders = [folder for folder in folders if not _rmdir(folder)]
+            for folder in folders:
+                with suppress(OSError):
+                    folder.rmdir()
+            folders = [folder for folder in folders if folder.exists()]
             if not folders or time.monotonic() >= end:
                 return not folders
             time.sleep(0.002)
 
-
-@dataclass(frozen=True, slots=True)
-class CgroupParent:
-    """A cgroup in which leaves can be made."""
-
-    memory: Path
-    pids: Path
-    version: int
-
-    def leaf(self, name: str, memory: int, pids: int) -> CgroupLeaf:
-        """Make a leaf with these bounds.
-
-        Raises:
-            OSError: The hierarchy is no longer writable.
-        """
-        leaf = CgroupLeaf(self.memory / name, self.pids / name, self.version)
+    def leaf(self, name: str, memory: int, pids: int) -> Cgroup:
+        """Make a leaf with these bounds. Raises OSError when the hierarchy is no longer writable."""
+        leaf = Cgroup(self.memory / name, self.pids / name, self.version)
         for folder in leaf.folders:
             folder.mkdir()
         try:
-            if self.version == 2:
-                _write(leaf.memory / "memory.max", memory)
-                _write(leaf.memory / "memory.swap.max", 0, optional=True)
-            else:
-                _write(leaf.memory / "memory.limit_in_bytes", memory)
-                _write(leaf.memory / "memory.memsw.limit_in_bytes", memory, optional=True)
-            _write(leaf.pids / "pids.max", pids)
+            leaf.bound(memory, pids)
         except OSError:
             leaf.remove(0)
             raise
         return leaf
 
-    def leaves(self) -> list[CgroupLeaf]:
+    def leaves(self) -> list[Cgroup]:
         """Return every leaf there is, made by us or by others before."""
+        folders = (folder for folder in self.folders if folder.is_dir())
         names = {
-            entry.name
-            for folder in (self.memory, self.pids)
-            if folder.is_dir()
-            for entry in os.scandir(folder)
-            if entry.is_dir(follow_symlinks=False)
+            entry.name for folder in folders for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)
         }
-        return [CgroupLeaf(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
+        return [Cgroup(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
 
 
-def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupParent | None:
+def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> Cgroup | None:
     """Return the folder in which leaves can be made, tested by making one; None when there is none.
 
     Args:
@@ -140,13 +122,13 @@ def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> CgroupPa
         parts = path.split("/") if path else []
         above = [mount.joinpath(*parts[:count]) for count in range(1, len(parts))]
         folders = [mount, *(folder for folder in above if os.access(folder, os.W_OK))]
-        candidates = [CgroupParent(folder / PARENT, folder / PARENT, 2) for folder in folders]
+        candidates = [Cgroup(folder / PARENT, folder / PARENT, 2) for folder in folders]
     else:
-        candidates = [CgroupParent(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
+        candidates = [Cgroup(mount / "memory" / PARENT, mount / "pids" / PARENT, 1)]
     return next((parent for parent in candidates if _usable(parent)), None)
 
 
-def _usable(parent: CgroupParent) -> bool:
+def _usable(parent: Cgroup) -> bool:
     try:
         for folder in {parent.memory, parent.pids}:
             if parent.version == 2:
@@ -171,13 +153,3 @@ def _write(path: Path, value: int | str, *, optional: bool = False) -> None:
                 os.write(fd, str(value).encode())
         finally:
             os.close(fd)
-
-
-def _rmdir(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

@@ -21,7 +21,7 @@ from kdskills.execution.collect import Collection, finish, new_collection
 from kdskills.execution.payload import MAX_REPORT, framed
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
-from kdskills.execution.run import ExecutionRun, ProgramEnd, status_of
+from kdskills.execution.run import ExecutionRun, ProgramEnd, not_started, status_of
 from kdskills.execution.streams import GRACE_S, TailBuffer
 
 NONCE_SIZE: Final = 32
@@ -272,12 +272,7 @@ class ContainerAnswer:
 
 def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:
     """Read the `end` line."""
-    trouble = None
-    if "stage" in line:
-        program = plan.argv[0] if plan.argv else "python3"
-        subject = {"exec": program, "workdir": plan.cwd}.get(line["stage"], str(line["stage"]))
-        code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(line["stage"], "setup_failed")
-        trouble = ExecError(str(line["stage"]), code, f"{subject}: {os.strerror(int(line['errno']))}")
+    trouble = not_started(plan, str(line["stage"]), os.strerror(int(line["errno"]))) if "stage" in line else None
     return ProgramEnd(
         reason="timeout" if line["reason"] == "timeout" else "exited",
         code=int(line["code"]) if "code" in line else None,

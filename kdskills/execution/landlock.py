@@ -22,22 +22,23 @@ import pwd
 import subprocess
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.cgroup import CgroupLeaf, CgroupParent, find_parent
+from kdskills.execution.cgroup import Cgroup, find_parent
 from kdskills.execution.check import RunPlan
 from kdskills.execution.dirs import private_dir, state_dir, write_note
-from kdskills.execution.local_tree import RunFolder, host_path_of, leftovers
+from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of, leftovers
 from kdskills.execution.owner import RunRecords, leaf_name, reap
-from kdskills.execution.payload import build_payload, host_entry
-from kdskills.execution.processes import rlimits, within_own_limits
+from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
+from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Limits, Status
-from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, preparing
+from kdskills.execution.rootfs import Rootfs
+from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, not_started, preparing
 from kdskills.execution.streams import Ending, HeadBuffer, Pump
 
 CREATE_RULESET: Final = 444
@@ -102,14 +103,6 @@ class Handled:
         return b"".join(value.to_bytes(8, "little") for value in (self.fs, self.net, self.scoped))[: self.size]
 
 
-@dataclass(frozen=True, slots=True)
-class PathRule:
-    """One hierarchy, or one file, and what may be done there."""
-
-    path: str
-    access: int
-
-
 def landlock_version() -> tuple[int, str]:
     """Return (ABI version, why it is 0): Landlock's version on this kernel, asked of the kernel itself."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -137,28 +130,25 @@ def handled(abi: int) -> Handled:
     )
 
 
-def path_rules(tree: Path, skills: Sequence[Path], control: Path, writable: Sequence[Path], abi: int) -> list[PathRule]:
-    """Return the rules of one run, for the rights version *abi* knows; paths that are not there are left out.
+def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) -> list[tuple[str, int]]:
+    """Return (path, access) rules of one run, for the rights version *abi* knows, for folders and files that are there.
 
-    The prepared *tree* and staged *skills* are read and executed, *control*, the folder of generated code, is read.
+    The prepared *tree* and staged *skills* are read and executed, the folder of generated code is read.
     """
-    all_rules = [
-        PathRule(str(tree), LOOK),
-        *(PathRule(str(skill), LOOK) for skill in skills),
-        PathRule(str(control), READ),
-        *(PathRule(str(folder), WRITE) for folder in writable),
-        *(PathRule(path, EXECUTE | READ_FILE) for path in host_programs(tree)),
-        *(PathRule(path, DEVICE) for path in DEVICES),
-        *(PathRule(path, READ) for path in FACTS),
+    rules: dict[int, Sequence[Path | str]] = {
+        LOOK: (tree, *skills),
+        READ: (folder.control, *FACTS),
+        WRITE: (folder.work, folder.tmp),
+        EXECUTE | READ_FILE: tuple(host_programs(tree)),
+        DEVICE: DEVICES,
+    }
+    mask = handled(abi).fs
+    return [
+        (str(path), right)
+        for access, paths in rules.items()
+        for path in paths
+        if (right := access & (mask if Path(path).is_dir() else mask & _FILE_RIGHTS)) and Path(path).exists()
     ]
-    fs_mask = handled(abi).fs
-    fitting = []
-    for rule in all_rules:
-        path = Path(rule.path)
-        known = fs_mask if path.is_dir() else fs_mask & _FILE_RIGHTS
-        if rule.access & known and path.exists():
-            fitting.append(PathRule(rule.path, rule.access & known))
-    return fitting
 
 
 def host_programs(tree: Path) -> Iterator[str]:
@@ -192,7 +182,7 @@ GUARD_SLACK: Final = 16 * 1024 * 1024
 class Wall:
     """What every Landlock run shares: the prepared tree, Landlock's version, and the system call filter."""
 
-    tree: Path
+    rootfs: Rootfs
     abi: int
     seccomp: bytes
 
@@ -201,35 +191,35 @@ def build_order(
     wall: Wall,
     plan: RunPlan,
     folder: RunFolder,
-    *,
-    argv: Sequence[str],
-    skill_folders: Mapping[str, Path],
-    uid: int,
-    rules: Sequence[PathRule],
+    skills: Mapping[str, Path],
     keep: Sequence[int],
+    uid: int,
     cgroups: Sequence[str],
 ) -> bytes:
     """Return the order of a program under Landlock.
 
-    *argv* and *skill_folders* have paths of this host, *rules* are from `path_rules`, and *keep* are descriptors that the
-    program inherits. *cgroups* are `cgroup.procs` files of the run's leaf; without one memory is bounded for each process.
+    *skills* are folders of this host, *keep* the descriptors of generated code's payload and report. *cgroups* are
+    `cgroup.procs` files of the run's leaf; without one memory is bounded for each process.
     """
-    limits = plan.request.limits
+    limits, tree = plan.request.limits, wall.rootfs.path
+    argv = host_argv(plan, skills)
+    if keep:
+        argv = entry_argv(*wall.rootfs.on_host(), payload_fd=keep[0], report_fd=keep[1])
     bounds = rlimits(limits, memory=not cgroups) | {"nproc": (limits.pids, limits.pids)}
     return order_bytes(
         folder,
         limits,
-        argv=list(argv),
-        env=environment(wall.tree, plan, folder),
-        cwd=host_path_of(plan.cwd, skill_folders, folder.work),
+        argv=argv,
+        env=environment(tree, plan, folder),
+        cwd=host_path_of(plan.cwd, skills, folder.work),
         uid=uid,
         limits=within_own_limits(bounds),
         ruleset=handled(wall.abi).attr().hex(),
-        rules=[(rule.path, rule.access) for rule in rules],
+        rules=path_rules(tree, list(skills.values()), folder, wall.abi),
         proc=[(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],
         seccomp=wall.seccomp.hex(),
-        keep=list(keep),
-        cgroups=list(cgroups),
+        keep=keep,
+        cgroups=cgroups,
     )
 
 
@@ -247,14 +237,13 @@ def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
     The shared libraries of the tree come first: its Python may be linked against one that the program's uid cannot
     reach on the host.
     """
-    base = {
-        "PATH": ":".join(f"{tree}/{folder_name}" for folder_name in ("usr/local/bin", "usr/bin", "bin")),
+    own = {
+        "PATH": ":".join(f"{tree}{folder_name}" for folder_name in BASE_ENV["PATH"].split(":")),
         "HOME": str(folder.work),
-        "LANG": "C.UTF-8",
         "TMPDIR": str(folder.tmp),
         "LD_LIBRARY_PATH": ":".join(f"{tree}/{folder_name}" for folder_name in library_folders(tree)),
     }
-    return base | {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in plan.env}
+    return {**BASE_ENV, **own, **plan.request.env}
 
 
 OFFSET: Final = 1000
@@ -308,6 +297,20 @@ class Uids:
                     return lease
                 lease.close()
         raise ExecRefused(f"all of the {COUNT} uids for programs are in use; run fewer at a time", engine="landlock")
+
+    def end_run(self, folder: RunFolder, ended: list[str]) -> str | None:
+        """End a dead owner's run for `leftovers`; a uid that another run holds by now is left alone."""
+        note = folder.path / "uid"
+        uid = int(note.read_text(encoding="ascii")) if note.is_file() else None
+        lease = self.take(uid) if uid is not None and uid in self.all else None
+        if lease is None:
+            return None
+        try:
+            ended += [f"process {pid}" for pid in processes_of(lease.uid)]
+            survivors = end_uid(lease.uid)
+        finally:
+            lease.close()
+        return f"{survivors} processes of uid {uid} could not be ended" if survivors else None
 
     def take(self, uid: int) -> UidLease | None:
         """Return *uid* when no other run holds it."""
@@ -366,7 +369,7 @@ class TreeRun(ProgramRun):
     folder: RunFolder
     lease: UidLease | None = None
     inputs: dict[str, bytes]
-    cgroups: CgroupParent | None = None
+    cgroups: Cgroup | None = None
     reserve: ClassVar[tuple[int, int]] = (0, 0)
 
     def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
@@ -374,7 +377,7 @@ class TreeRun(ProgramRun):
         self.bounds: dict[str, int] = {}
         self._status = HeadBuffer(64 * 1024)
         self._control = -1
-        self._leaf: CgroupLeaf | None = None
+        self._leaf: Cgroup | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -444,20 +447,10 @@ class TreeRun(ProgramRun):
             reading = ("stdout", "stderr", "status", *(["report"] if code else []))
             pipes = self.open_pipes(reading, ("order", "control", *self.inputs))
             order = self.order(procs_files)
-            theirs = {name: pipes.theirs[name] for name in ("order", "status", "control")}
+            theirs = [pipes.theirs[name] for name in ("order", "status", "control")]
             kept = [pipes.theirs[name] for name in ("payload", "report") if code]
-            self._launcher = subprocess.Popen(
-                [sys.executable, "-I", str(_init()), *map(str, theirs.values())],
-                stdin=pipes.theirs["stdin"],
-                stdout=pipes.theirs["stdout"],
-                stderr=pipes.theirs["stderr"],
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin"},
-                pass_fds=[*theirs.values(), *kept],
-                start_new_session=True,
-                umask=0o022,
-            )
-            pipes.close_theirs()
+            command = [*_INIT, *map(str, theirs)]
+            self._launcher = start_program(command, pipes, cwd="/", env=_INIT_ENV, fds=[*theirs, *kept])
             self._control = pipes.take("control")
             self.stack.callback(self._hang_up)
             os.set_blocking(self._control, False)
@@ -517,34 +510,14 @@ class TreeRun(ProgramRun):
             case "ended":
                 return None
             case "failed":
-                stage, number = str(facts["stage"]), int(facts["errno"])
-                program = self.plan.argv[0] if self.plan.argv else "python3"
-                subject = {"exec": program, "workdir": self.plan.cwd}.get(stage, stage)
-                code = {"exec": "program_missing", "workdir": "workdir_missing"}.get(stage, "setup_failed")
-                return ExecError(stage, code, f"{subject}: {os.strerror(number) if number else facts.get('found', '')}")
+                number = int(facts["errno"])
+                return not_started(
+                    self.plan, str(facts["stage"]), os.strerror(number) if number else facts.get("found", "")
+                )
             case "started":
                 return ExecError("end", "init_lost", "the launcher ended before the program")
-        words = self.stderr.tail(2000).decode("utf-8", "replace").strip()
-        return ExecError("setup", "setup_failed", words or "the launcher ended before the program began")
-
-
-def by_uid(uids: Uids) -> Callable[[RunFolder, list[str]], str | None]:
-    """Return what ends a dead owner's run for `leftovers`; a uid that another run holds by now is left alone."""
-
-    def end(folder: RunFolder, ended: list[str]) -> str | None:
-        note = folder.path / "uid"
-        uid = int(note.read_text(encoding="ascii")) if note.is_file() else None
-        lease = uids.take(uid) if uid is not None and uid in uids.all else None
-        if lease is None:
-            return None
-        try:
-            ended += [f"process {pid}" for pid in processes_of(lease.uid)]
-            survivors = end_uid(lease.uid)
-        finally:
-            lease.close()
-        return f"{survivors} processes of uid {uid} could not be ended" if survivors else None
-
-    return end
+        words = self.last_words(2000) or "the launcher ended before the program began"
+        return ExecError("setup", "setup_failed", words)
 
 
 class TreeEngine(ExecutionEngine):
@@ -561,17 +534,16 @@ class TreeEngine(ExecutionEngine):
 
     def end_leftovers(self) -> ReapReport:
         """End processes, cgroups and folders of dead owners; an ordinary user's runs end with their watcher."""
-        runs = leftovers(self.runs(), by_uid(self.uids()))
+        runs = leftovers(self.runs(), self.uids().end_run)
         groups = reap(RunRecords(self.state()), find_parent())
         return ReapReport(runs.ended + groups.ended, runs.failed + groups.failed)
 
 
-def _init() -> Path:
-    return host_entry().with_name("landlock_init.py")
+_INIT: Final = (sys.executable, "-I", str(host_entry().with_name("landlock_init.py")))
+_INIT_ENV: Final = {"PATH": "/usr/bin:/bin"}
 
 
 def end_uid(uid: int) -> int:
     """End every process of a leased uid, and return how many could not be ended."""
-    command = [sys.executable, "-I", str(_init()), "--end", str(uid)]
-    environment_of_init = {"PATH": "/usr/bin:/bin"}
-    return subprocess.run(command, env=environment_of_init, cwd="/", stdin=subprocess.DEVNULL, check=False).returncode
+    command = [*_INIT, "--end", str(uid)]
+    return subprocess.run(command, env=_INIT_ENV, cwd="/", stdin=subprocess.DEVNULL, check=False).returncode

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kdskills.execution.cgroup import CgroupParent
+from kdskills.execution.cgroup import Cgroup
 from kdskills.execution.dirs import private_dir, write_note
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecRequest, Owner
@@ -144,7 +144,7 @@ class RunRecords:
                     yield path, path.stem, 0, ""
 
 
-def reap(records: RunRecords, parent: CgroupParent | None) -> ReapReport:
+def reap(records: RunRecords, parent: Cgroup | None) -> ReapReport:
     """End what dead owners left behind, and report one line for each."""
     ended: list[str] = []
     failed: list[str] = []

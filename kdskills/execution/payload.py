@@ -22,6 +22,13 @@ SKILLS_DIR: Final = "/skills"
 WORK_DIR: Final = "/work"
 PROGRAM_PATH: Final = "/tmp/program/main.py"  # noqa: S108 - inside the sandbox, whose /tmp is fresh for every run
 DESCRIPTOR_NAME: Final = "SKILLS_DESCRIPTOR"
+BASE_ENV: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": WORK_DIR,
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
+}
+"""Variables of every program, unless its request says otherwise."""
 
 Verify = Literal["catalog", "tree", "none"]
 
@@ -123,8 +130,10 @@ def framed(order: Mapping[str, object], *bodies: bytes) -> bytes:
     return b"".join([len(head).to_bytes(8, "big"), head, *bodies])
 
 
-def entry_argv(python: str, entry: str, *, payload_fd: int, report_fd: int) -> tuple[str, ...]:
-    """Return the argument list that starts the entry file *entry* with the interpreter *python*."""
+def entry_argv(
+    python: str, entry: str, *, payload_fd: int | str = "{payload_fd}", report_fd: int | str = "{report_fd}"
+) -> tuple[str, ...]:
+    """Return the argument list that starts the entry file *entry*; far sides put descriptors for the words in braces."""
     return (python, "-I", entry, "--payload-fd", str(payload_fd), "--report-fd", str(report_fd))
 
 

@@ -7,6 +7,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -89,6 +90,35 @@ class Pipes:
             os.close(self.ours.popitem()[1])
 
 
+def start_program(
+    argv: Sequence[str],
+    pipes: Pipes,
+    *,
+    cwd: str,
+    env: Mapping[str, str] | Mapping[bytes, bytes],
+    fds: Sequence[int] = (),
+    reset: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, and close its ends of *pipes* here once it has them. Raises OSError.
+
+    It inherits *fds* beside its standard streams; with *reset* signals are reset, which else a watcher of ours does.
+    """
+    process = subprocess.Popen(
+        list(argv),
+        stdin=pipes.theirs["stdin"],
+        stdout=pipes.theirs["stdout"],
+        stderr=pipes.theirs["stderr"],
+        cwd=cwd,
+        env=env,
+        pass_fds=fds,
+        start_new_session=True,
+        umask=0o022,
+        preexec_fn=signal_reset() if reset else None,  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
+    )
+    pipes.close_theirs()
+    return process
+
+
 def rlimits(limits: Limits, *, memory: bool = False) -> dict[str, tuple[int, int]]:
     """Return the (soft, hard) rlimits of a program by their short names; *memory* adds the bound on address space."""
     cpu = math.ceil(limits.wall_s if limits.cpu_s is None else limits.cpu_s)
@@ -125,16 +155,13 @@ def children(pid: int) -> list[int]:
 
 def descendants(pid: int) -> list[int]:
     """Return everything below *pid*; orphans of a pid namespace are children of its first process."""
-    pids: list[int] = []
+    pids: dict[int, None] = {}
     queue = children(pid)
-    visited: set[int] = set()
     while queue:
-        current = queue.pop()
-        if current not in visited:
-            visited.add(current)
-            pids.append(current)
+        if (current := queue.pop()) not in pids:
+            pids[current] = None
             queue += children(current)
-    return pids
+    return list(pids)
 
 
 def send(pid: int, number: int, namespace: int) -> bool:
@@ -144,14 +171,14 @@ def send(pid: int, number: int, namespace: int) -> bool:
     except OSError:
         return False
     try:
-        if Path(f"/proc/{pid}/ns/pid").stat().st_ino != namespace:
-            return False
-        signal.pidfd_send_signal(fd, number)
+        ours = Path(f"/proc/{pid}/ns/pid").stat().st_ino == namespace
+        if ours:
+            signal.pidfd_send_signal(fd, number)
     except OSError:
         return False
     finally:
         os.close(fd)
-    return True
+    return ours
 
 
 def terminate(init: int, namespace: int) -> None:

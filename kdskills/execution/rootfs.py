@@ -278,6 +278,14 @@ class Rootfs:
     entry: str
     python: str = PYTHON
 
+    def on_host(self) -> tuple[str, str]:
+        """Return interpreter and entry by their paths on this host."""
+        return f"{self.path}{self.python}", f"{self.path}{self.entry}"
+
+    def beside_entry(self, name: str) -> str:
+        """Return the path, inside, of another program of ours."""
+        return f"{self.entry.rpartition('/')[0]}/{name}"
+
 
 def image_recipe_dir() -> Path:
     """Return the folder of the image's recipe: beside the installed package, or `runtime/images` of a checkout."""

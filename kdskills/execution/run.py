@@ -94,6 +94,16 @@ def status_of(end: ProgramEnd) -> tuple[Status, int | None, int | None, ExecErro
     return "nonzero", code, end.signal, None
 
 
+def not_started(plan: RunPlan, stage: str, why: str) -> ExecError:
+    """Return the error of a program that never ran, as *stage* failed: `exec`, `workdir`, or what should hold it."""
+    match stage:
+        case "exec":
+            return ExecError(stage, "program_missing", f"{plan.argv[0] if plan.argv else 'python3'}: {why}")
+        case "workdir":
+            return ExecError(stage, "workdir_missing", f"{plan.cwd}: {why}")
+    return ExecError(stage, "setup_failed", f"{stage}: {why}")
+
+
 class SetupFailed(ExecFailed):
     """No program ran, as what should hold it did not come up: the result is `infra_error`, with `stage` of the details."""
 
@@ -177,6 +187,10 @@ class ExecutionRun(ABC):
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
         """Return the last *limit* bytes of stdout and stderr so far."""
         return self.stdout.tail(limit), self.stderr.tail(limit)
+
+    def last_words(self, size: int) -> str:
+        """Return the last *size* bytes of stderr as text."""
+        return self.stderr.tail(size).decode("utf-8", "replace").strip()
 
     def tell_started(self) -> None:
         """Let `start` return."""

@@ -548,7 +548,7 @@ async def test_a_root_that_lost_its_cgroup_is_refused_not_degraded(engine):
     """Where memory cannot be counted, root's runs are refused unless the operator said best effort."""
     import dataclasses
 
-    setup, _ = engine.prepared()
+    setup = engine.prepared()
     engine._setup = dataclasses.replace(setup, cgroups=None, nproc=False)
     engine.best_effort = frozenset()
     with pytest.raises(ExecRefused) as caught:
@@ -572,8 +572,8 @@ async def test_a_broken_launcher_is_no_program_result(engine):
     """A launcher that fails is `infra_error` with its words, never an exit code."""
     import dataclasses
 
-    setup, _ = engine.prepared()
-    engine._setup = dataclasses.replace(setup, launcher=dataclasses.replace(setup.launcher, bwrap="/bin/false"))
+    setup = engine.prepared()
+    engine._setup = dataclasses.replace(setup, programs={**setup.programs, "bwrap": "/bin/false"})
     result = await engine.run(ExecRequest(argv=("true",)))
     assert (result.status, result.exit_code, result.error.stage) == ("infra_error", None, "setup")
 

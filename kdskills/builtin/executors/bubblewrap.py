@@ -10,39 +10,24 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.bwrap import (
-    BwrapBox,
-    Launcher,
-    Pool,
-    ReadySandbox,
-    SandboxJob,
-    SandboxSetup,
-    WorkerKind,
-    make_sandbox,
-    make_worker,
-    sandbox_pipes,
-)
+from kdskills.execution.bwrap import BwrapBox, Pool, SandboxJob, SandboxSetup, WorkerKind, make_sandbox, make_worker
 from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.collect import collect
 from kdskills.execution.owner import RunRecords, reap
-from kdskills.execution.payload import build_payload, entry_argv, read_report
+from kdskills.execution.payload import build_payload, read_report
 from kdskills.execution.probing import judge
-from kdskills.execution.protocol import ProbeCheck, ReapReport
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Limits, Status
-from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.rootfs import build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun
 from kdskills.execution.seccomp import RULES, host_filter
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
-from kdskills.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
-    from kdskills.hooks import Register
+from kdskills.hooks import Register, hookimpl
 
 ENGINE = "bubblewrap"
 _SPARE_FDS = 32
@@ -70,38 +55,34 @@ class BubblewrapRun(ProgramRun):
         """Decide and stage everything that needs no sandbox."""
         engine, request = self.engine, self.request
         plan = engine.checked(request)
-        self._setup, rootfs = engine.prepared()
+        self._setup = engine.prepared()
         enforced = engine.require(engine.enforceable(self._setup))
-        passable = self._setup.launcher.drop_to is not None
-        skills = tuple(engine.stage(request, passable=passable).items())
+        skills = tuple(engine.stage(request, passable=self._setup.drop_to is not None).items())
         payload = None if request.code is None else build_payload(request)
-
-        def argv(payload_fd: int, report_fd: int) -> tuple[str, ...]:
-            if payload is None:
-                return plan.argv
-            return entry_argv(rootfs.python, rootfs.entry, payload_fd=payload_fd, report_fd=report_fd)
-
         inputs = tuple(read_inputs(request.inputs, request.limits))
         _fit(inputs, request.limits)
-        self._job = SandboxJob(plan, argv, payload, skills, inputs)
+        self._job = SandboxJob(plan, payload, skills, inputs)
         # The canary needs what a run without a pool needs.
-        self._pool = None if self.probing else engine.pool_on(self._setup, rootfs)
+        self._pool = None if self.probing else engine.pool_on(self._setup)
         self.enforced = enforced
 
     def spawn(self) -> Pump:
         """Take a sandbox of the pool, or make one, and let its program start."""
-        job, pool = self._job, self._pool
-        if pool is not None:
+        job, worker = self._job, None
+        if self._pool is not None:
+            kind = WorkerKind.for_job(job)
             # Called last, so that making sandboxes never delays this run.
-            self.stack.callback(pool.want, WorkerKind.for_job(job))
-        self._sandbox = sandbox = self._ready_sandbox(job, pool)
-        box, self.pipes = sandbox.box, sandbox.pipes
-        self.host_uid = box.host_uid
-        self.bounds = {} if sandbox.leaf is None else sandbox.leaf.bounds()
-        pump = self.pump(box.launcher_fd, sandbox.feeds, box.terminate, box.kill)
+            self.stack.callback(self._pool.want, kind)
+            worker = self._pool.take(kind)
+        payload = job.payload if worker is None else worker.give(self._setup, job, self.stack)
+        self._sandbox = box = make_sandbox(self._setup, job, self.stack) if worker is None else worker.box
+        self.pipes, self.host_uid = box.pipes, box.host_uid
+        self.bounds = {} if box.leaf is None else box.leaf.bounds()
+        feeds = {"stdin": self.request.stdin} | ({} if payload is None else {"payload": payload})
+        pump = self.pump(box.launcher_fd, feeds, box.terminate, box.kill)
         with self.lock:
             self._box = box
-        if sandbox.waiting and not self.cancelled.is_set():
+        if not box.pooled and not self.cancelled.is_set():
             box.release()
         return pump
 
@@ -109,9 +90,9 @@ class BubblewrapRun(ProgramRun):
         """Wait until every process is gone, and collect from what only we hold by then."""
         with self.lock:
             self._box = None
-        job, box, leaf = self._job, self._sandbox.box, self._sandbox.leaf
+        job, box = self._job, self._sandbox
         exit_code, exited = box.finish(), ending.reason == "exited"
-        oom = exited and exit_code != 0 and leaf is not None and leaf.oom_kills() > 0
+        oom = exited and exit_code != 0 and box.leaf is not None and box.leaf.oom_kills() > 0
         trouble = self._trouble(exit_code) if exited and not oom else None
         if trouble is not None:
             exit_code = None
@@ -134,20 +115,12 @@ class BubblewrapRun(ProgramRun):
         with self.lock:
             return None if self._box is None else self._box.init
 
-    def _ready_sandbox(self, job: SandboxJob, pool: Pool | None) -> ReadySandbox:
-        worker = None if pool is None else pool.take(WorkerKind.for_job(job))
-        if worker is not None:
-            return worker.give(job, self.stack, memory_by_rlimit=self._setup.cgroups is None)
-        pipes = sandbox_pipes(code=job.payload is not None)
-        self.stack.callback(pipes.close)
-        return make_sandbox(self._setup, job, pipes, self.stack)
-
     def _trouble(self, exit_code: int | None) -> ExecError | None:
         """Return why no program ran, or None when one did; bwrap's stderr tells a missing one from a broken sandbox."""
         if exit_code is not None:
-            by_worker = not self._sandbox.waiting and self._job.payload is None
+            by_worker = self._sandbox.pooled and self._job.payload is None
             return read_report(self.report.value()).error if by_worker else None  # argv that could not start
-        words = self.stderr.tail(4096).decode("utf-8", "replace").strip()
+        words = self.last_words(4096)
         if words.startswith("bwrap: execvp "):
             return ExecError("exec", "program_missing", words.removeprefix("bwrap: execvp "))
         return ExecError("setup", "setup_failed", words or "the sandbox ended before its program began")
@@ -171,7 +144,6 @@ class BubblewrapExecutor(ExecutionEngine):
         if os.geteuid() != 0:
             self.best_effort |= {"memory"}
         self._setup: SandboxSetup | None = None
-        self._rootfs: Rootfs | None = None
         self._pool: tuple[SandboxSetup, Pool] | None = None
 
     def prepare(self) -> None:
@@ -199,15 +171,14 @@ class BubblewrapExecutor(ExecutionEngine):
         """End cgroups and launchers of dead owners."""
         return reap(RunRecords(self.state()), find_parent())
 
-    def pool_on(self, setup: SandboxSetup, rootfs: Rootfs) -> Pool | None:
+    def pool_on(self, setup: SandboxSetup) -> Pool | None:
         """Return the pool of sandboxes on this setup; one on older setup is closed."""
         if self.options.pool <= 0:
             return None
         old = None
         with self.lock:
             if self._pool is None or self._pool[0] is not setup:
-                program = rootfs.entry.rpartition("/")[0] + "/pool_worker.py"
-                new_pool = Pool(self.options.pool, partial(make_worker, setup, python=rootfs.python, program=program))
+                new_pool = Pool(self.options.pool, partial(make_worker, setup))
                 old, self._pool = self._pool, (setup, new_pool)
                 weakref.finalize(self, new_pool.close)
             pool = self._pool[1]
@@ -215,46 +186,37 @@ class BubblewrapExecutor(ExecutionEngine):
             old[1].close()
         return pool
 
-    def prepared(self) -> tuple[SandboxSetup, Rootfs]:
+    def prepared(self) -> SandboxSetup:
         """Return what every run shares. Raises ExecRefused."""
         with self.lock:
-            if self._setup is None or self._rootfs is None or not self._rootfs.path.is_dir():
-                seccomp = host_filter(RULES, self.name)
-                launcher = self._launcher()
-                self._rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
-                cgroups = find_parent()
-                kernel = tuple(
-                    int(part) if part.isdigit() else 0 for part in platform.release().split("-")[0].split(".")
-                )
-                self._setup = SandboxSetup(
-                    launcher=launcher,
-                    rootfs=self._rootfs.path,
-                    seccomp=seccomp,
-                    spawner=ThreadPoolExecutor(1, thread_name_prefix="kdskills-spawner"),
-                    cgroups=cgroups,
-                    nproc=cgroups is None and os.geteuid() != 0 and kernel[:2] >= _COUNTED_PER_NAMESPACE,
-                    records=RunRecords(self.state()),
-                )
-            os.utime(self._rootfs.path)  # in use: not to be pruned by a newer version's build
-            return self._setup, self._rootfs
+            if self._setup is None or not self._setup.rootfs.path.is_dir():
+                self._setup = self._new_setup()
+            os.utime(self._setup.rootfs.path)  # in use: not to be pruned by a newer version's build
+            return self._setup
 
-    def _launcher(self) -> Launcher:
-        programs = {name: shutil.which(name) for name in ("bwrap", "prlimit", "setpriv")}
-        missing = sorted(name for name, path in programs.items() if path is None)
+    def _new_setup(self) -> SandboxSetup:
+        seccomp = host_filter(RULES, self.name)
+        programs = {name: path for name in ("bwrap", "prlimit", "setpriv") if (path := shutil.which(name))}
+        missing = sorted({"bwrap", "prlimit", "setpriv"} - programs.keys())
         if missing:
-            raise ExecRefused(
-                f"{' and '.join(missing)} not found; install the packages bubblewrap and util-linux",
-                engine=self.name,
-                missing=missing,
-            )
+            words = f"{' and '.join(missing)} not found; install the packages bubblewrap and util-linux"
+            raise ExecRefused(words, engine=self.name, missing=missing)
         drop_to = self.options.sandbox_uid if os.geteuid() == 0 else None
         if drop_to is not None and drop_to <= 0:
-            raise ExecRefused(
-                "a sandbox is never launched as root: set sandbox_uid to a dedicated uid",
-                code="running_as_root",
-                engine=self.name,
-            )
-        return Launcher(**{name: str(path) for name, path in programs.items()}, drop_to=drop_to)
+            words = "a sandbox is never launched as root: set sandbox_uid to a dedicated uid"
+            raise ExecRefused(words, code="running_as_root", engine=self.name)
+        cgroups = find_parent()
+        kernel = tuple(int(part) if part.isdigit() else 0 for part in platform.release().split("-")[0].split("."))
+        return SandboxSetup(
+            programs=programs,
+            drop_to=drop_to,
+            rootfs=build_rootfs(self.options.cache_dir, packages=self.options.image_packages),
+            seccomp=seccomp,
+            spawner=ThreadPoolExecutor(1, thread_name_prefix="kdskills-spawner"),
+            cgroups=cgroups,
+            nproc=cgroups is None and os.geteuid() != 0 and kernel[:2] >= _COUNTED_PER_NAMESPACE,
+            records=RunRecords(self.state()),
+        )
 
     def enforceable(self, setup: SandboxSetup) -> frozenset[str]:
         """Return the limits sandboxes of *setup* hold."""
@@ -269,13 +231,13 @@ class BubblewrapExecutor(ExecutionEngine):
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry inside."""
-        _, rootfs = self.prepared()
+        rootfs = self.prepared().rootfs
         return rootfs.python, rootfs.entry
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks and those only the host can make: its uid and its limits."""
         assert isinstance(run, BubblewrapRun)
-        setup, _ = self.prepared()
+        setup = self.prepared()
         if setup.cgroups is not None:
             ok = {"memory", "pids"} <= set(run.bounds)
             limits = ProbeCheck("limits", ok, f"cgroup holds {run.bounds}")

@@ -6,26 +6,20 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.cgroup import CgroupParent, find_parent
+from kdskills.execution.cgroup import Cgroup, find_parent
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.landlock import TreeEngine, TreeRun, Wall, build_order, landlock_version, path_rules
-from kdskills.execution.local_tree import host_argv
-from kdskills.execution.payload import entry_argv
+from kdskills.execution.landlock import TreeEngine, TreeRun, Wall, build_order, landlock_version
 from kdskills.execution.probing import judge
-from kdskills.execution.protocol import ProbeCheck, ReapReport
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
-from kdskills.execution.rootfs import Rootfs, build_rootfs
+from kdskills.execution.rootfs import build_rootfs
 from kdskills.execution.run import ExecutionRun
 from kdskills.execution.seccomp import host_filter, landlock_rules
 from kdskills.execution.stage import read_inputs
-from kdskills.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
-    from kdskills.hooks import Register
+from kdskills.hooks import Register, hookimpl
 
 ENGINE: Final = "landlock"
 _CAPABILITIES: Final = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "SETGID": 6, "SETUID": 7, "SETPCAP": 8}
@@ -41,7 +35,7 @@ class LandlockRun(TreeRun):
         """Stage skills and inputs, and put generated code where its program cannot change it."""
         engine, request = self.engine, self.request
         self.plan = engine.checked(request)
-        self._wall, self._rootfs = engine.prepared()
+        self._wall = engine.prepared()
         self.cgroups = engine.cgroups
         lacking = {"work", "tmp"} if self.cgroups is not None else {"work", "tmp", "memory"}
         enforced = engine.require(LIMIT_NAMES - lacking)
@@ -56,23 +50,9 @@ class LandlockRun(TreeRun):
     def order(self, cgroups: Sequence[str]) -> bytes:
         """Return the launcher's order."""
         assert self.lease is not None
-        wall, folder, fds, argv = self._wall, self.folder, self.pipes.theirs, host_argv(self.plan, self._skills)
+        fds = self.pipes.theirs
         keep = [fds["payload"], fds["report"]] if "payload" in fds else []
-        if keep:
-            python, entry = f"{wall.tree}{self._rootfs.python}", f"{wall.tree}{self._rootfs.entry}"
-            argv = entry_argv(python, entry, payload_fd=keep[0], report_fd=keep[1])
-        skills = list(self._skills.values())
-        return build_order(
-            wall,
-            self.plan,
-            folder,
-            argv=argv,
-            skill_folders=self._skills,
-            uid=self.lease.uid,
-            rules=path_rules(wall.tree, skills, folder.control, (folder.work, folder.tmp), wall.abi),
-            keep=keep,
-            cgroups=cgroups,
-        )
+        return build_order(self._wall, self.plan, self.folder, self._skills, keep, self.lease.uid, cgroups)
 
 
 class LandlockExecutor(TreeEngine):
@@ -93,38 +73,37 @@ class LandlockExecutor(TreeEngine):
 
     def __init__(self, options: ExecutionOptions) -> None:
         super().__init__(options)
-        self.cgroups: CgroupParent | None = None
-        self._prepared: tuple[Wall, Rootfs] | None = None
+        self.cgroups: Cgroup | None = None
+        self._prepared: Wall | None = None
 
     def end_leftovers(self) -> ReapReport:
         """End what dead owners left; nothing of ours can be there for an ordinary user, whose runs are refused."""
         return super().end_leftovers() if os.geteuid() == 0 else ReapReport()
 
-    def prepared(self) -> tuple[Wall, Rootfs]:
+    def prepared(self) -> Wall:
         """Return what every run shares. Raises ExecRefused when this machine or user cannot have it."""
         with self.lock:
-            if self._prepared is None or not self._prepared[1].path.is_dir():
+            if self._prepared is None or not self._prepared.rootfs.path.is_dir():
                 version = _usable_version()
                 seccomp = host_filter(landlock_rules(version), self.name)
                 rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
                 for folder in (rootfs.path, self.runs()):
                     _demand_reachable(folder)
                 self.cgroups = find_parent()
-                self._prepared = Wall(rootfs.path, version, seccomp), rootfs
-            os.utime(self._prepared[1].path)  # in use: not to be pruned by a newer version's build
+                self._prepared = Wall(rootfs, version, seccomp)
+            os.utime(self._prepared.rootfs.path)  # in use: not to be pruned by a newer version's build
             return self._prepared
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in the prepared tree."""
-        _, rootfs = self.prepared()
-        return f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
+        return self.prepared().rootfs.on_host()
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks beside Landlock's version and the limits."""
         assert isinstance(run, LandlockRun)
         memory_bound = f"cgroup holds {run.bounds}" if run.bounds else "RLIMIT_AS per process"
         return (
-            ProbeCheck("landlock", ok=True, found=f"ABI {self.prepared()[0].abi}"),
+            ProbeCheck("landlock", ok=True, found=f"ABI {self.prepared().abi}"),
             *judge(result.stdout.data, sockets=False),
             ProbeCheck("limits", ok=True, found=f"{memory_bound}, RLIMIT_NPROC of a uid of its own"),
         )

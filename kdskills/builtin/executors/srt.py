@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.cgroup import find_parent
@@ -29,21 +29,17 @@ from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.landlock import TreeEngine, TreeRun, environment, order_bytes
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
-from kdskills.execution.payload import MAX_REPORT, apply_report, entry_argv
+from kdskills.execution.payload import BASE_ENV, MAX_REPORT, apply_report, entry_argv
 from kdskills.execution.probing import judge
 from kdskills.execution.processes import descendants, rlimits
-from kdskills.execution.protocol import ProbeCheck
+from kdskills.execution.protocol import ExecutorFactory, ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import ExecutionEngine, ExecutionRun
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, not_started
 from kdskills.execution.seccomp import host_filter, shared_rules
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
-from kdskills.hooks import hookimpl
-
-if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutorFactory
-    from kdskills.hooks import Register
+from kdskills.hooks import Register, hookimpl
 
 ENGINE: Final = "srt"
 PACKAGE: Final = "node_modules/@anthropic-ai/sandbox-runtime"
@@ -174,9 +170,8 @@ class SrtRun(TreeRun):
         self.settle(read_inputs(request.inputs, request.limits))
         self._srt_home = self.folder.path / SRT_HOME
         if len(os.fsencode(self._srt_home)) > LONGEST:
-            raise ExecRefused(
-                "the state folder's path is too long for srt's sockets: choose a shorter one", engine=ENGINE
-            )
+            words = "the state folder's path is too long for srt's sockets: choose a shorter one"
+            raise ExecRefused(words, engine=ENGINE)
         self._files = files = Files.in_folder(self.folder)
         self._srt_home.mkdir(mode=0o700)
         files.exit.parent.mkdir(mode=0o755)
@@ -212,11 +207,11 @@ class SrtRun(TreeRun):
             self.folder,
             self.request.limits,
             argv=[node, cli, "--settings", settings_path, "-c", f"exec bash {self._files.script}"],
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "TMPDIR": home},
+            env={**BASE_ENV, "HOME": home, "TMPDIR": home},
             cwd=home,
             uid=None if self.lease is None else self.lease.uid,
             limits={"core": (0, 0)},
-            cgroups=list(cgroups),
+            cgroups=cgroups,
         )
 
     def signal(self, number: int) -> None:
@@ -246,7 +241,7 @@ class SrtRun(TreeRun):
 
     def _script(self, skills: Mapping[str, Path], *, proxy: bool) -> bytes:
         plan, rootfs, folder = self.plan, self._rootfs, self.folder
-        python, entry = f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
+        python, entry = rootfs.on_host()
         code = self.request.code is not None
         argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, skills)
         env = environment(rootfs.path, plan, folder)
@@ -256,7 +251,9 @@ class SrtRun(TreeRun):
             os.fsencode(host_path_of(plan.cwd, skills, folder.work)),
             self.request.limits,
             self._files,
-            launcher=[os.fsencode(word) for word in (python, "-I", f"{entry.rpartition('/')[0]}/filtered.py")],
+            launcher=[
+                os.fsencode(word) for word in (python, "-I", f"{rootfs.path}{rootfs.beside_entry('filtered.py')}")
+            ],
             proxy=proxy,
             code=code,
         )
@@ -264,12 +261,12 @@ class SrtRun(TreeRun):
     def _missing_exit_code(self, word: str, facts: Mapping[str, Any]) -> ExecError:
         """Return why there is no exit code."""
         if word == MISSING:
-            return ExecError("exec", "program_missing", f"{(self.plan.argv or ('python3',))[0]}: not found")
+            return not_started(self.plan, "exec", "not found")
         if word == NO_WORKDIR:
-            return ExecError("workdir", "workdir_missing", f"{self.plan.cwd}: cannot be entered")
-        words = self.tail(2000)[1].decode("utf-8", "replace").strip()
+            return not_started(self.plan, "workdir", "cannot be entered")
         end = f"exit code {facts['code']}" if "code" in facts else f"signal {facts.get('signal')}"
-        return ExecError("setup", "setup_failed", f"srt ended with {end} before the program did: {words}")
+        message = f"srt ended with {end} before the program did: {self.last_words(2000)}"
+        return ExecError("setup", "setup_failed", message)
 
     def _answer(self, name: str, limit: int) -> bytes:
         fd = self._answers.get(name)
@@ -311,17 +308,15 @@ class SrtExecutor(TreeEngine):
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in the prepared tree."""
-        rootfs = self.rootfs()
-        return f"{rootfs.path}{rootfs.python}", f"{rootfs.path}{rootfs.entry}"
+        return self.rootfs().on_host()
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks but two that neither reach the host nor are promised at this level.
 
         Closed folders are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its own.
         """
-        return tuple(
-            check for check in judge(result.stdout.data) if check.name not in {"capabilities", "root_read_only"}
-        )
+        without = {"capabilities", "root_read_only"}
+        return tuple(check for check in judge(result.stdout.data) if check.name not in without)
 
 
 def find_srt(cache: Path | None = None) -> Path | None:
@@ -342,11 +337,8 @@ def _package(cache: Path | None) -> Path:
     package = find_srt(cache)
     if package is None:
         prefix = (cache or cache_dir()) / "srt"
-        raise ExecRefused(
-            f"srt not found: npm install --prefix {prefix} @anthropic-ai/sandbox-runtime",
-            engine=ENGINE,
-            missing=["srt"],
-        )
+        words = f"srt not found: npm install --prefix {prefix} @anthropic-ai/sandbox-runtime"
+        raise ExecRefused(words, engine=ENGINE, missing=["srt"])
     return package
 
 
@@ -355,12 +347,10 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
     domains = () if request.network == "none" else tuple(request.network)
     odd = [name for name in domains if not DOMAIN.fullmatch(name) or name.rpartition(".")[2].split(":")[0].isdigit()]
     if odd:
-        raise ExecRefused(
-            f"{', '.join(map(repr, odd))} cannot be in an allow-list: name hosts, such as example.org or *.example.org",
-            code="bad_request",
-            who="caller",
-            engine=ENGINE,
+        words = (
+            f"{', '.join(map(repr, odd))} cannot be in an allow-list: name hosts, such as example.org or *.example.org"
         )
+        raise ExecRefused(words, code="bad_request", who="caller", engine=ENGINE)
     return domains
 
 

@@ -15,26 +15,22 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, host_argv, host_path_of, leftovers
-from kdskills.execution.payload import build_payload, entry_argv, host_entry
-from kdskills.execution.processes import rlimits, signal_reset, within_own_limits
-from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
+from kdskills.execution.processes import rlimits, start_program, within_own_limits
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
-from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, SetupFailed
+from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, SetupFailed, not_started
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import Register, hookimpl
 
-if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
-
 ENFORCED: Final = frozenset({"wall", "cpu", "nofile", "fsize", "stdout", "stderr"})
 UNENFORCED: Final = frozenset({"memory", "pids", "work", "tmp", "network"})
 """What the operator's consent to this engine counts as best effort."""
-PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 
 
 class LocalRun(ProgramRun):
@@ -70,28 +66,16 @@ class LocalRun(ProgramRun):
         if code:
             fds = {"payload_fd": pipes.theirs["payload"], "report_fd": pipes.theirs["report"]}
             argv = entry_argv(sys.executable, str(host_entry()), **fds)
-        base = {"PATH": PATH, "HOME": str(self._folder.work), "LANG": "C.UTF-8", "TMPDIR": str(self._folder.tmp)}
-        base[RUN_MARK] = self._folder.mark
+        own = {"HOME": str(self._folder.work), "TMPDIR": str(self._folder.tmp), RUN_MARK: self._folder.mark}
+        env = {name.encode(): value.encode() for name, value in (BASE_ENV | own).items()} | dict(self._plan.env)
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=pipes.theirs["stdin"],
-                stdout=pipes.theirs["stdout"],
-                stderr=pipes.theirs["stderr"],
-                cwd=cwd,
-                env={name.encode(): value.encode() for name, value in base.items()} | dict(self._plan.env),
-                pass_fds=[pipes.theirs[name] for name in ("payload", "report") if code],
-                start_new_session=True,
-                umask=0o022,
-                preexec_fn=signal_reset(),  # noqa: PLW1509 - two system calls and no lock, and only where there is something to reset
-            )
+            kept = [pipes.theirs[name] for name in ("payload", "report") if code]
+            self._process = process = start_program(argv, pipes, cwd=cwd, env=env, fds=kept, reset=True)
         except OSError as error:
-            stage, what = ("workdir", self._plan.cwd) if error.filename == cwd else ("exec", argv[0])
-            code_of_stage = "workdir_missing" if stage == "workdir" else "program_missing"
-            raise SetupFailed(f"{what}: {error.strerror}", code=code_of_stage, stage=stage) from error
-        self._process = process
+            stage = "workdir" if error.filename == cwd else "exec"
+            trouble = not_started(self._plan, stage, error.strerror or str(error))
+            raise SetupFailed(trouble.message, code=trouble.code, stage=stage) from error
         self.stack.callback(self._end_unwatched)
-        pipes.close_theirs()
         for name, bounds in within_own_limits(rlimits(self.request.limits)).items():
             with contextlib.suppress(ProcessLookupError):  # the program has ended already
                 resource.prlimit(process.pid, getattr(resource, f"RLIMIT_{name.upper()}"), bounds)

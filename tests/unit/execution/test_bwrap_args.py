@@ -4,22 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.bwrap import DEFAULT_ENV, Fds, Launcher, command_line, rlimit_words, run_arguments
+from kdskills.execution.bwrap import SandboxSetup, command_line, rlimit_words, run_arguments
 from kdskills.execution.check import check_request
+from kdskills.execution.payload import BASE_ENV
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecRequest, Limits
+from kdskills.execution.rootfs import Rootfs
 
-FDS = Fds(args=11, status=12, block=13, seccomp=14)
+FDS = {"args": 11, "status": 12, "block": 13, "seccomp": 14}
 ROOT = Path("/cache/rootfs/abc")
+PROGRAMS = {name: f"/usr/bin/{name}" for name in ("bwrap", "prlimit", "setpriv")}
 
 
 def line(drop_to=10001, *, memory_by_rlimit=False, **fields) -> list[str]:
     """Return the command line of a request."""
     plan = check_request(ExecRequest(**({"argv": ("prog", "--opt")} | fields)))
-    launcher = Launcher("/usr/bin/bwrap", "/usr/bin/prlimit", "/usr/bin/setpriv", drop_to)
+    setup = SandboxSetup(PROGRAMS, drop_to, Rootfs(ROOT, "abc", "/entry.py"), b"", None, None, False, None)
     limits = plan.request.limits
     bounds = rlimit_words(rlimits(limits, memory=memory_by_rlimit))
-    return command_line(launcher, ROOT, limits, plan.cwd, plan.argv, FDS, bounds)
+    return command_line(setup, limits, plan.cwd, plan.argv, FDS, bounds)
 
 
 def test_root_drops_its_uid_before_bwrap_starts():
@@ -110,4 +113,4 @@ def test_variables_are_single_words(value):
     words = parts(run_arguments(plan.cwd, [], [], plan.env))
     pairs = {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
     assert {words[place] for place in range(0, len(words) - 2, 3)} == {b"--setenv"}
-    assert pairs == {**dict(DEFAULT_ENV), b"PATH": b"/mine", b"V": value.encode("utf-8", "surrogateescape")}
+    assert pairs == {**{key.encode(): text.encode() for key, text in BASE_ENV.items()}, b"PATH": b"/mine", b"V": value.encode("utf-8", "surrogateescape")}

@@ -10,18 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from kdskills.execution.bwrap import Pool, SandboxJob, WorkerKind, build_order
+from kdskills.execution.bwrap import Pool, SandboxJob, SandboxSetup, WorkerKind, build_order
 from kdskills.execution.check import check_request
 from kdskills.execution.request import ExecRequest, InputFile, Limits
+from kdskills.execution.rootfs import Rootfs
 
 
 def job(*, payload=None, inputs=(), **request):
     """Return a checked job."""
-    plan = check_request(ExecRequest(**request))
-    argv = (
-        (lambda payload_fd, report_fd: ("entry", str(payload_fd), str(report_fd))) if payload else lambda *_: plan.argv
-    )
-    return SandboxJob(plan, argv, payload, (), tuple(inputs))
+    return SandboxJob(check_request(ExecRequest(**request)), payload, (), tuple(inputs))
+
+
+def setup(*, cgroups=True):
+    """Return what orders need to know of an engine."""
+    return SandboxSetup({}, None, Rootfs(Path("/tree"), "abc", "/entry"), b"", None, cgroups or None, False, None)
 
 
 def read(data):
@@ -36,7 +38,7 @@ def test_an_order_says_everything_a_command_line_would():
     made = job(
         argv=("cat", "a"), env={"A": "\udcff"}, inputs=[("a", b"xy")], workdir="w", limits=Limits(wall_s=2, nofile=50)
     )
-    order, rest = read(build_order(made, (5, 6), memory_by_rlimit=False, nproc=False))
+    order, rest = read(build_order(setup(), made, (5, 6)))
     assert (order["argv"], order["cwd"], order["code"], order["inputs"]) == (["cat", "a"], "/work/w", False, [["a", 2]])
     assert order["env"]["A"] == "\udcff"
     assert set(order["env"]) == {"A", "PATH", "HOME", "LANG", "TMPDIR"}
@@ -46,16 +48,16 @@ def test_an_order_says_everything_a_command_line_would():
 
 def test_without_a_cgroup_rlimits_stand_in():
     """Address space and processes are bounded inside."""
-    order, _ = read(build_order(job(argv=("x",)), (5, 6), memory_by_rlimit=True, nproc=True))
+    order, _ = read(build_order(setup(cgroups=False), job(argv=("x",)), (5, 6)))
     assert (order["limits"]["as"], order["limits"]["nproc"]) == ([256 << 20] * 2, [65, 65])
 
 
 def test_code_with_variables_gets_an_interpreter_of_its_own():
     """Variables are read by an interpreter when it starts, so the waiting one will not do."""
-    plain = read(build_order(job(code="1", payload=b"{}"), (5, 6), memory_by_rlimit=False, nproc=False))
+    plain = read(build_order(setup(), job(code="1", payload=b"{}"), (5, 6)))
     assert (plain[0]["argv"], plain[0]["code"], plain[1]) == (None, True, b"{}")
-    own = read(build_order(job(code="1", payload=b"{}", env={"A": "b"}), (5, 6), memory_by_rlimit=False, nproc=False))
-    assert (own[0]["argv"], own[0]["code"]) == (["entry", "5", "6"], True)
+    own = read(build_order(setup(), job(code="1", payload=b"{}", env={"A": "b"}), (5, 6)))
+    assert (own[0]["argv"], own[0]["code"]) == (["/usr/local/bin/python3", "-I", "/entry", "--payload-fd", "5", "--report-fd", "6"], True)
 
 
 def test_a_kind_is_what_cannot_be_changed():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.execution import cgroup
-from kdskills.execution.cgroup import CgroupLeaf, CgroupParent, find_parent
+from kdskills.execution.cgroup import Cgroup, find_parent
 
 V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
 V1_FILES = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max", "cgroup.procs")
@@ -38,7 +38,7 @@ def test_version_2(tmp_path, kernel):
     top.mkdir()
     (top / "cgroup.controllers").write_text("memory pids")
     parent = find_parent(top, own_cgroups="0::/user.slice/me\n")
-    assert parent == CgroupParent(top / "kdskills", top / "kdskills", 2)
+    assert parent == Cgroup(top / "kdskills", top / "kdskills", 2)
     leaf = parent.leaf("x", 1000, 5)
     assert (leaf.memory / "memory.max").read_text() == "1000"
     assert (leaf.memory / "memory.swap.max").read_text() == "0"
@@ -84,13 +84,13 @@ def test_no_hierarchy(tmp_path):
 def test_kills_for_memory_are_counted(tmp_path, version, name):
     """The kernel's own count decides what is `oom`."""
     (tmp_path / name).write_text("low 0\noom 3\noom_kill 2\noom_kill_disable 0\n")
-    assert CgroupLeaf(tmp_path, tmp_path, version).oom_kills() == 2
-    assert CgroupLeaf(tmp_path / "gone", tmp_path, version).oom_kills() == 0
+    assert Cgroup(tmp_path, tmp_path, version).oom_kills() == 2
+    assert Cgroup(tmp_path / "gone", tmp_path, version).oom_kills() == 0
 
 
 def test_removing_twice_is_fine(tmp_path):
     """A leaf that is gone is removed."""
-    leaf = CgroupLeaf(tmp_path / "a", tmp_path / "b", 1)
+    leaf = Cgroup(tmp_path / "a", tmp_path / "b", 1)
     (tmp_path / "a").mkdir()
     assert leaf.remove()
     assert leaf.remove()
@@ -100,7 +100,7 @@ def test_a_leaf_that_stays_is_reported(tmp_path):
     """When the kernel will not let go in time, the caller hears so."""
     (tmp_path / "a").mkdir()
     (tmp_path / "a/busy").touch()
-    assert not CgroupLeaf(tmp_path / "a", tmp_path / "a", 2).remove(0.02)
+    assert not Cgroup(tmp_path / "a", tmp_path / "a", 2).remove(0.02)
 
 
 def test_real_leaves():

@@ -17,6 +17,7 @@ from kdskills.execution.check import check_request
 from kdskills.execution.landlock import GUARD_SLACK, Wall, build_order, environment
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
 from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
+from kdskills.execution.rootfs import Rootfs
 from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, assemble
 
 
@@ -56,9 +57,9 @@ def test_the_kernel_is_asked_for_its_version():
 @pytest.mark.parametrize("version", [1, 2, 3, 5, 7])
 def test_rules_fit_the_kernel_and_what_is_there(tree, folder, version):
     """No rule has a right the version lacks, no file one for folders, and what is not there has no rule."""
-    rules = orders.path_rules(tree, [tree / "absent"], folder.control, (folder.work, folder.tmp), version)
+    rules = orders.path_rules(tree, [tree / "absent"], folder, version)
     known = orders.handled(version).fs
-    by_path = {rule.path: rule.access for rule in rules}
+    by_path = dict(rules)
     assert by_path[str(tree)] == orders.LOOK
     assert by_path[str(folder.control)] == orders.READ
     assert by_path[str(folder.work)] == by_path[str(folder.tmp)] == orders.WRITE & known
@@ -70,16 +71,16 @@ def test_rules_fit_the_kernel_and_what_is_there(tree, folder, version):
 
 def test_nothing_but_the_runs_own_folders_can_be_written(tree, folder):
     """Write rights exist below the run's folders and on harmless devices only, and devices cannot be made anywhere."""
-    rules = orders.path_rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
-    writable = {rule.path for rule in rules if rule.access & (orders.WRITE & ~orders.LOOK)}
+    rules = orders.path_rules(tree, [], folder, 7)
+    writable = {path for path, access in rules if access & (orders.WRITE & ~orders.LOOK)}
     assert writable == {str(folder.work), str(folder.tmp), *orders.DEVICES}
-    assert all(rule.access & (orders.MAKE_CHAR | orders.MAKE_BLOCK | orders.MAKE_SOCK) == 0 for rule in rules)
+    assert all(access & (orders.MAKE_CHAR | orders.MAKE_BLOCK | orders.MAKE_SOCK) == 0 for _, access in rules)
 
 
 def test_no_folder_of_the_hosts_own_data_is_open(tree, folder):
     """Of the host there are single files and the processor's folder; never /, /etc, /proc, /usr or a home."""
-    rules = orders.path_rules(tree, [], folder.control, (folder.work, folder.tmp), 7)
-    folders = {rule.path for rule in rules if Path(rule.path).is_dir()}
+    rules = orders.path_rules(tree, [], folder, 7)
+    folders = {path for path, _ in rules if Path(path).is_dir()}
     assert folders - {str(tree), str(folder.control), str(folder.work), str(folder.tmp)} == {"/sys/devices/system/cpu"}
     assert "net" not in (*orders.PROC_FILES, *orders.PROC_FOLDERS)
 
@@ -183,21 +184,21 @@ def test_running_uids_hold_ours():
     assert os.getpid() in orders.processes_of(os.getuid())
 
 
-def order_of(tree, folder, request, cgroups=()):
+def order_of(tree, folder, request, cgroups=(), keep=()):
     """Build an order for a request and read it back."""
-    plan = check_request(request)
-    data = build_order(
-        Wall(tree, 7, b"\x01\x02"), plan, folder, argv=plan.argv, skill_folders={}, uid=12345,
-        rules=[orders.PathRule("/x", 4)], keep=[7], cgroups=cgroups,
-    )  # fmt: skip
-    return json.loads(data)
+    wall = Wall(Rootfs(tree, "abc", "/entry.py"), 7, b"\x01\x02")
+    return json.loads(build_order(wall, check_request(request), folder, {}, keep, 12345, cgroups))
 
 
 def test_the_order_says_everything(tree, folder):
     """Program, identity, bounds, wall and guard stand in the order; without a cgroup memory is bounded per process."""
     limits = Limits(pids=9, memory=1 << 26, work_size=100, tmp_size=200)
     order = order_of(tree, folder, ExecRequest(argv=("echo", "ü"), env={"A": "b"}, limits=limits, workdir="sub"))
-    assert (order["argv"], order["uid"], order["keep"], order["rules"]) == (["echo", "ü"], 12345, [7], [["/x", 4]])
+    rules = [list(rule) for rule in orders.path_rules(tree, [], folder, 7)]
+    assert (order["argv"], order["uid"], order["keep"], order["rules"]) == (["echo", "ü"], 12345, [], rules)
+    code = order_of(tree, folder, ExecRequest(code="1"), keep=[7, 8])
+    entry = [f"{tree}/usr/local/bin/python3", "-I", f"{tree}/entry.py", "--payload-fd", "7", "--report-fd", "8"]
+    assert (code["keep"], code["argv"]) == ([7, 8], entry)
     assert (order["cwd"], order["env"]["A"], order["seccomp"]) == (str(folder.work / "sub"), "b", "0102")
     assert (order["limits"]["nproc"], order["limits"]["as"], order["limits"]["core"]) == ([9, 9], [1 << 26] * 2, [0, 0])
     assert order["guard"] == [[str(folder.work), 100 + GUARD_SLACK], [str(folder.tmp), 200 + GUARD_SLACK]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.cgroup import CgroupParent
+from kdskills.execution.cgroup import Cgroup
 from kdskills.execution.owner import RunRecords, leaf_is_leftover, leaf_name, process_start, reap
 from kdskills.execution.request import ExecRequest
 
@@ -83,7 +83,7 @@ def test_leaves_of_the_dead_are_removed(tmp_path):
     dead, alive = f"{NAMESPACE}-4194999-5-0123456789abcdef", leaf_name()
     for name in (dead, alive, "other"):
         (tmp_path / name).mkdir()
-    report = reap(RunRecords(tmp_path / "state"), CgroupParent(tmp_path, tmp_path, 2))
+    report = reap(RunRecords(tmp_path / "state"), Cgroup(tmp_path, tmp_path, 2))
     assert report.ended == (f"cgroup {dead} with 0 processes",)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive, "other"])
 

@@ -5,7 +5,7 @@ import sys
 import threading
 
 from kdskills.execution.dirs import write_note
-from kdskills.execution.landlock import Uids, by_uid
+from kdskills.execution.landlock import Uids
 from kdskills.execution.local_tree import RunFolder, leftovers
 from kdskills.execution.request import ExecRequest
 
@@ -18,7 +18,7 @@ def test_looking_for_leftovers_never_meets_half_a_note(tmp_path):
 
     def look():
         while not over.is_set():
-            for report in (leftovers(top), leftovers(top, by_uid(uids))):
+            for report in (leftovers(top), leftovers(top, uids.end_run)):
                 told.extend((*report.ended, *report.failed))
 
     def work():
