@@ -529,8 +529,9 @@ class Pool:
                 surplus.stack.close()
             worker = self.make(kind)
             with self._lock:
-                if not self._closed:
+                keep = not self._closed
+                if keep:
                     self._idle.append(worker)
-                    continue
-            worker.stack.close()
-            return
+            if not keep:
+                worker.stack.close()
+                return

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 
 from kdskills.execution.check import RunPlan
 from kdskills.execution.collect import Collection, finish, new_collection
-from kdskills.execution.payload import MAX_REPORT, framed
+from kdskills.execution.payload import BASE_ENV, MAX_REPORT, framed
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
 from kdskills.execution.run import ExecutionRun, ProgramEnd, not_started, status_of
@@ -28,19 +28,9 @@ NONCE_SIZE: Final = 32
 MAX_LINE: Final = 64 * 1024
 
 
-INSIDE_ENV: Final = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/work",
-    "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
-}
-"""Variables of every program, unless its request says otherwise."""
-
-
 def build_order(
     plan: RunPlan,
     argv: Sequence[str],
-    env: Mapping[str, str],
     inputs: Sequence[tuple[str, bytes]],
     *,
     payload: bytes | None,
@@ -49,17 +39,17 @@ def build_order(
     """Return the order for the far side's init: its length, itself, and the bytes it announces; *further* stands in it."""
     request, limits = plan.request, plan.request.limits
     order = {
-        "argv": list(argv),
-        "env": dict(env),
+        "argv": argv,
+        "env": {**BASE_ENV, **request.env},
         "cwd": plan.cwd,
         "wall": limits.wall_s,
         "grace": GRACE_S,
         "limits": rlimits(limits),
         "inputs": [(path, len(data)) for path, data in inputs],
-        "executable": list(request.executable),
+        "executable": request.executable,
         "stdin": len(request.stdin),
         "payload": None if payload is None else len(payload),
-        "outputs": list(request.outputs),
+        "outputs": request.outputs,
         "max_files": limits.output_files,
         "max_bytes": limits.output_size,
         **further,
@@ -127,9 +117,10 @@ class RemoteRun(ExecutionRun):
 
     def unanswered(self, status: Literal["timeout", "cancelled"] | ExecError, duration: float) -> ExecResult:
         """Return the result of a run without an answer: what was seen of its output is all there is."""
-        if isinstance(status, ExecError):
-            return self.result(ProgramEnd("exited", None, None, duration, status))
-        return self.result(ProgramEnd(status, None, None, duration))
+        trouble = status if isinstance(status, ExecError) else None
+        return self.result(
+            ProgramEnd("exited" if isinstance(status, ExecError) else status, None, None, duration, trouble)
+        )
 
     def _end(self) -> None:
         attempts = 0
@@ -185,23 +176,17 @@ class ContainerAnswer:
     answering: bool = False
     collection: Collection = field(init=False)
     _buffer: bytearray = field(default_factory=bytearray)
-    _body: tuple[str, int, int] | None = None  # path (the report's is empty), mode and size of announced bytes
+    _reading: Iterator[None] = field(init=False)
 
     def __post_init__(self) -> None:
         self.collection = new_collection(self.plan.globs, self.plan.request.limits)
+        self._reading = self._read()
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of standard output."""
-        if self._is_finished():
-            return
-        self._buffer += data
-        if not self.answering and not self._find_nonce():
-            return
-        while self._step() and not self._is_finished():
-            pass
-
-    def _is_finished(self) -> bool:
-        return self.done or self.broken is not None
+        if not self.done and self.broken is None:
+            self._buffer += data
+            next(self._reading, None)
 
     def close(self) -> None:
         """Finish reading: standard output has ended."""
@@ -212,62 +197,62 @@ class ContainerAnswer:
         self._buffer.clear()
         finish(self.collection)
 
+    def _read(self) -> Iterator[None]:
+        """Read everything; gives way whenever it needs more bytes."""
+        while not self._find_nonce():
+            yield
+        try:
+            while not self.done:
+                while (end := self._buffer.find(b"\n")) < 0:
+                    if len(self._buffer) > MAX_LINE:
+                        self.broken = "a line of the answer is too long"
+                    yield
+                yield from self._event(json.loads(self._take(end + 1)))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            self.broken = f"a line of the answer cannot be understood: {error!r}"
+
     def _find_nonce(self) -> bool:
         """Pass on the program's own output, and return whether the nonce was read."""
         at = self._buffer.find(self.nonce)
         # What may be the nonce's first bytes is held back; usually nothing, so output is shown at once.
         sizes = range(min(NONCE_SIZE - 1, len(self._buffer)), 0, -1)
         held_back = next((size for size in sizes if self._buffer.endswith(self.nonce[:size])), 0)
-        output_end = at if at >= 0 else len(self._buffer) - held_back
-        self.stdout.feed(bytes(self._buffer[:output_end]))
-        del self._buffer[: output_end + (NONCE_SIZE if at >= 0 else 0)]
+        self.stdout.feed(self._take(at if at >= 0 else len(self._buffer) - held_back))
+        self._take(NONCE_SIZE if at >= 0 else 0)
         self.answering = at >= 0
         return self.answering
 
-    def _step(self) -> bool:
-        """Read one line or one announced body; False when more bytes are needed."""
-        if self._body is not None:
-            path, mode, size = self._body
-            if len(self._buffer) < size:
-                return False
-            data = bytes(self._buffer[:size])
-            del self._buffer[:size]
-            self._body = None
-            if not path:
-                self.report = data
-            elif any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
-                self.collection.accept(path, data, mode)
-            else:
-                self.collection.refuse(path, "not_declared", "no declared output names it")
-            return True
-        end = self._buffer.find(b"\n")
-        if end < 0:
-            self.broken = "a line of the answer is too long" if len(self._buffer) > MAX_LINE else None
-            return False
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        try:
-            self._event(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
-            self.broken = f"a line of the answer cannot be understood: {error!r}"
-        return True
-
-    def _event(self, line: dict[str, Any]) -> None:
-        """Act on one line of the answer; raises when it is not of the protocol."""
-        limits = self.plan.request.limits
+    def _event(self, line: dict[str, Any]) -> Iterator[None]:
+        """Act on one line of the answer and the bytes it announces; raises when it is not of the protocol."""
         match line["kind"]:
             case "end":
                 self.end = _read_end(line, self.plan)
             case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
-                self._body = ("", 0, int(line["size"]))
-            case "file" if 0 <= int(line["size"]) <= limits.output_size:
-                self._body = (str(line["path"]) or "/", int(line["mode"]), int(line["size"]))
+                yield from self._until(int(line["size"]))
+                self.report = self._take(int(line["size"]))
+            case "file" if 0 <= int(line["size"]) <= self.plan.request.limits.output_size:
+                path, mode, size = str(line["path"]) or "/", int(line["mode"]), int(line["size"])
+                yield from self._until(size)
+                data = self._take(size)
+                if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
+                    self.collection.accept(path, data, mode)
+                else:
+                    self.collection.refuse(path, "not_declared", "no declared output names it")
             case "problem":
                 self.collection.refuse(str(line["path"])[:1024], str(line["code"])[:64], str(line["message"])[:512])
             case "done":
                 self.done = True
             case _:
                 raise ValueError(line["kind"])
+
+    def _until(self, size: int) -> Iterator[None]:
+        while len(self._buffer) < size:
+            yield
+
+    def _take(self, size: int) -> bytes:
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return data
 
 
 def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:

@@ -60,13 +60,13 @@ def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> P
     return path
 
 
-def write_note(path: Path, text: str) -> None:
-    """Write a new file (0600) so that a search for leftovers meanwhile sees all of it or nothing."""
+def write_note(path: Path, content: str | bytes) -> None:
+    """Write a file (0600) so that whoever looks meanwhile sees all of it or nothing."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
         temporary.rename(path)
     except BaseException:  # raised again: nothing half-written stays
         temporary.unlink(missing_ok=True)

@@ -18,26 +18,17 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.container import (
-    INSIDE_ENV,
-    NONCE_SIZE,
-    ContainerAnswer,
-    Demux,
-    RemoteRun,
-    build_order,
-    container_options,
-)
+from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, RemoteRun, build_order, container_options
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
-from kdskills.execution.payload import build_payload
-from kdskills.execution.protocol import ReapReport
+from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
-from kdskills.execution.rootfs import build_rootfs, image_recipe_dir, rootfs_for_image
+from kdskills.execution.rootfs import Rootfs, build_rootfs, image_recipe_dir, rootfs_for_image
 from kdskills.execution.run import ExecutionEngine, ProgramEnd
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import CHUNK, GRACE_S
@@ -47,9 +38,6 @@ if TYPE_CHECKING:
     from docker import DockerClient
     from docker.models.containers import Container
 
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
-
-
 START_SLACK_S: Final = 0.9
 LOCAL_DAEMON: Final = "http+docker://localhost"
 """What the SDK calls a daemon behind a socket of this host."""
@@ -57,15 +45,6 @@ COLLECT_S: Final = 20.0
 PARALLEL: Final = 2
 """Runs at one time; more wait their turn."""
 REPOSITORY: Final = "kdskills/sandbox"
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """The imported image, and where its interpreter and entry are."""
-
-    id: str
-    python: str
-    entry: str
 
 
 class DockerRun(RemoteRun):
@@ -88,14 +67,12 @@ class DockerRun(RemoteRun):
         inputs = read_inputs(request.inputs, request.limits)
         with engine.answering():
             enforced = engine.require(engine.enforceable())
-            self._image = image = engine.image()
+            self._image, self._rootfs = engine.image()
         self._nonce = secrets.token_bytes(NONCE_SIZE)
         argv, payload = plan.argv, None
         if request.code is not None:
-            argv = (image.python, "-I", image.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
-            payload = build_payload(request)
-        env = {**INSIDE_ENV, **request.env}
-        self._order = build_order(plan, argv, env, inputs, payload=payload, nonce=self._nonce.hex())
+            argv, payload = entry_argv(self._rootfs.python, self._rootfs.entry), build_payload(request)
+        self._order = build_order(plan, argv, inputs, payload=payload, nonce=self._nonce.hex())
         self.enforced = enforced
 
     def perform(self) -> ExecResult:
@@ -162,13 +139,12 @@ class DockerRun(RemoteRun):
     def _create(self) -> Container:
         # The profile is shipped with the image recipe; the daemon wants it as JSON text.
         seccomp = json.dumps(json.loads((image_recipe_dir() / "seccomp.json").read_text(encoding="utf-8")))
-        options = container_options(self._plan, self._image.id, self._mounts, seccomp, len(self._order))
-        init = self._image.entry.rpartition("/")[0] + "/container_init.py"
+        options = container_options(self._plan, self._image, self._mounts, seccomp, len(self._order))
         return self.engine.connect().containers.create(
-            command=[self._image.python, "-I", init],
+            command=[self._rootfs.python, "-I", self._rootfs.beside_entry("container_init.py")],
             name=f"kdskills-{secrets.token_hex(8)}",
             labels=owner_labels(self.request.owner, self.request.request_id or secrets.token_hex(8)),
-            environment={"PATH": INSIDE_ENV["PATH"]},
+            environment={"PATH": BASE_ENV["PATH"]},
             **options,
         )
 
@@ -242,17 +218,13 @@ class DockerRun(RemoteRun):
             return self.unanswered("timeout", duration)
         if self._sent == signal.SIGKILL:
             return self.result(ProgramEnd("exited", None, self._sent, duration))
-        words = self.stderr.tail(500).decode("utf-8", "replace").strip()
-        message = answer.broken or f"the container ended without an answer (exit code {state.get('ExitCode')}) {words}"
+        ended = f"the container ended without an answer (exit code {state.get('ExitCode')})"
+        message = answer.broken or f"{ended} {self.last_words(500)}"
         return self.unanswered(ExecError("container", "init_lost", message.strip()), duration)
 
 
 class DockerExecutor(ExecutionEngine):
-    """Runs programs in containers of a local docker daemon.
-
-    Args:
-        options: The operator's settings.
-    """
+    """Runs programs in containers of a local docker daemon."""
 
     name = "docker"
     level = IsolationLevel.CONTAINER
@@ -268,7 +240,7 @@ class DockerExecutor(ExecutionEngine):
         self.threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="kdskills-docker")
         self._image_lock = threading.Lock()
         self._client: DockerClient | None = None
-        self._image: Image | None = None
+        self._image: tuple[str, Rootfs] | None = None
         self._enforced: frozenset[str] | None = None
 
     def connect(self) -> DockerClient:
@@ -306,8 +278,8 @@ class DockerExecutor(ExecutionEngine):
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in the image."""
         with self.answering():
-            image = self.image()
-        return image.python, image.entry
+            _, rootfs = self.image()
+        return rootfs.python, rootfs.entry
 
     def end_leftovers(self) -> ReapReport:
         """Remove containers whose owner is dead."""
@@ -334,8 +306,8 @@ class DockerExecutor(ExecutionEngine):
                 lost.append(f"container {container.name}: {error}")
         return ReapReport(tuple(ended), tuple(lost))
 
-    def image(self) -> Image:
-        """Import the prepared tree unless the daemon has it; nothing is ever pulled."""
+    def image(self) -> tuple[str, Rootfs]:
+        """Return the image's id and the tree it is made of; it is imported unless the daemon has it, and never pulled."""
         from docker.errors import ImageNotFound
 
         client = self.connect()
@@ -352,7 +324,7 @@ class DockerExecutor(ExecutionEngine):
                 image = client.images.get(name)
             if image.id is None:
                 raise ExecRefused("docker imported an image without an id", engine=self.name)
-            self._image = Image(image.id, tree.python, tree.entry)
+            self._image = image.id, tree
             return self._image
 
 

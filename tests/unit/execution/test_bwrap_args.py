@@ -113,4 +113,8 @@ def test_variables_are_single_words(value):
     words = parts(run_arguments(plan.cwd, [], [], plan.env))
     pairs = {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
     assert {words[place] for place in range(0, len(words) - 2, 3)} == {b"--setenv"}
-    assert pairs == {**{key.encode(): text.encode() for key, text in BASE_ENV.items()}, b"PATH": b"/mine", b"V": value.encode("utf-8", "surrogateescape")}
+    assert pairs == {
+        **{key.encode(): text.encode() for key, text in BASE_ENV.items()},
+        b"PATH": b"/mine",
+        b"V": value.encode("utf-8", "surrogateescape"),
+    }

@@ -57,7 +57,10 @@ def test_code_with_variables_gets_an_interpreter_of_its_own():
     plain = read(build_order(setup(), job(code="1", payload=b"{}"), (5, 6)))
     assert (plain[0]["argv"], plain[0]["code"], plain[1]) == (None, True, b"{}")
     own = read(build_order(setup(), job(code="1", payload=b"{}", env={"A": "b"}), (5, 6)))
-    assert (own[0]["argv"], own[0]["code"]) == (["/usr/local/bin/python3", "-I", "/entry", "--payload-fd", "5", "--report-fd", "6"], True)
+    assert (own[0]["argv"], own[0]["code"]) == (
+        ["/usr/local/bin/python3", "-I", "/entry", "--payload-fd", "5", "--report-fd", "6"],
+        True,
+    )
 
 
 def test_a_kind_is_what_cannot_be_changed():

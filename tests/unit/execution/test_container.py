@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
 from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, build_order, container_options
+from kdskills.execution.payload import BASE_ENV
 from kdskills.execution.processes import rlimits
 from kdskills.execution.streams import TailBuffer
 
@@ -157,14 +158,13 @@ def test_what_could_not_be_started(facts, code, message):
 
 def test_the_order_announces_every_byte():
     """Length, order, inputs, standard input, payload; secrets of the caller stay out of argv."""
-    order = build_order(
-        PLAN, ("prog", "ü\udc80"), {"A": "b"}, [("x", b"123"), ("y", b"")], nonce=NONCE.hex(), payload=b"pay"
-    )
+    plan = check_request(ExecRequest(argv=("prog",), outputs=("*.txt", "deep/**"), stdin=b"in", env={"A": "b"}))
+    order = build_order(plan, ("prog", "ü\udc80"), [("x", b"123"), ("y", b"")], nonce=NONCE.hex(), payload=b"pay")
     size = int.from_bytes(order[:8], "big")
     head = json.loads(order[8 : 8 + size])
     assert order[8 + size :] == b"123inpay"
     assert (head["inputs"], head["stdin"], head["payload"]) == ([["x", 3], ["y", 0]], 2, 3)
-    assert (head["argv"], head["env"], head["cwd"]) == (["prog", "ü\udc80"], {"A": "b"}, "/work")
+    assert (head["argv"], head["env"], head["cwd"]) == (["prog", "ü\udc80"], {**BASE_ENV, "A": "b"}, "/work")
     assert bytes.fromhex(head["nonce"]) == NONCE
 
 

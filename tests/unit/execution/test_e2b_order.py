@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.builtin.executors.e2b import Talk, build_order, read_answer
+from kdskills.builtin.executors.e2b.sandboxes import PreparedSandbox, SandboxFacts
 from kdskills.execution import ExecRequest, Limits
 from kdskills.execution.check import check_request
+from kdskills.execution.seccomp import program_bytes
 
 PLAN = check_request(ExecRequest(argv=("true",), outputs=("*.txt",), limits=Limits(stdout=10, stderr=10)))
 END = {"kind": "end", "reason": "exited", "code": 0, "duration": 0.5}
@@ -33,12 +35,22 @@ def test_an_order_announces_its_bytes():
     """Inputs, standard input and payload follow the JSON in order; names of the caller are not words of ours."""
     request = ExecRequest(argv=("p", "{payload_fd}"), stdin=b"STDIN", env={"A": "\udc80"})
     plan = check_request(request)
-    data = build_order(plan, request.argv, [("a", b"12"), ("b", b"")], {"x.y": "/t"}, seccomp=b"\x01", payload=b"PAY")
+    box = PreparedSandbox(None, "/code", SandboxFacts("python3", "x86_64", frozenset(), ()))
+    data = build_order(plan, box, [("a", b"12"), ("b", b"")], {"x.y": "/t"}, b"PAY")
     size = 8 + int.from_bytes(data[:8], "big")
     order = json.loads(data[8:size])
     assert data[size:] == b"12STDINPAY"
     assert (order["inputs"], order["stdin"], order["payload"]) == ([["a", 2], ["b", 0]], 5, 3)
-    assert (order["env"]["A"], order["skills"], order["seccomp"]) == ("\udc80", {"x.y": "/t"}, "01")
+    assert (order["env"]["A"], order["skills"], order["seccomp"]) == (
+        "\udc80",
+        {"x.y": "/t"},
+        program_bytes("x86_64").hex(),
+    )
+    assert order["argv"][2:4] == ["/code/kdskills_runtime/py_code_exec_entry.py", "--payload-fd"]
+    assert json.loads(build_order(plan, box, [], {}, None)[8:].rpartition(b"}")[0] + b"}")["argv"] == [
+        "p",
+        "{payload_fd}",
+    ]
 
 
 def test_an_answer_is_read_whole():

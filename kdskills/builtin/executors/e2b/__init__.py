@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kdskills.builtin.executors.e2b.sandboxes import (
     HOME,
@@ -34,13 +34,13 @@ from kdskills.builtin.executors.e2b.sandboxes import (
 )
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import RunPlan, require_limits
-from kdskills.execution.container import INSIDE_ENV, NONCE_SIZE, ContainerAnswer, RemoteRun
+from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, RemoteRun
 from kdskills.execution.container import build_order as build_container_order
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
-from kdskills.execution.payload import build_payload
+from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.probing import judge
-from kdskills.execution.protocol import ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Stream
 from kdskills.execution.run import ExecutionEngine, ExecutionRun
 from kdskills.execution.seccomp import program_bytes
@@ -48,31 +48,27 @@ from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import GRACE_S, TailBuffer
 from kdskills.hooks import Register, hookimpl
 
-if TYPE_CHECKING:
-    from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory
-
 KEY_VARIABLE: Final = "E2B_API_KEY"
 _NONCE = bytes(NONCE_SIZE)
 
 
 def build_order(
     plan: RunPlan,
-    argv: Sequence[str],
+    box: PreparedSandbox,
     inputs: Sequence[tuple[str, bytes]],
     skills: Mapping[str, str],
-    *,
-    seccomp: bytes,
     payload: bytes | None,
 ) -> bytes:
     """Return the order file: a container's, and what else a machine without walls must be told.
 
-    In *argv* `{payload_fd}` and `{report_fd}` stand for descriptors; *skills* are folders in the sandbox, by full id.
+    *skills* are folders in the sandbox, by full id.
     """
-    limits = plan.request.limits
+    limits, argv = plan.request.limits, plan.argv
+    if payload is not None:
+        argv = entry_argv(box.facts.python, box.entry)
     sizes = {name: getattr(limits, name) for name in ("memory", "pids", "work_size", "tmp_size", "stdout", "stderr")}
-    env = {**INSIDE_ENV, **plan.request.env}
-    walls = {**sizes, "skills": dict(skills), "seccomp": seccomp.hex()}
-    return build_container_order(plan, argv, env, inputs, payload=payload, **walls)
+    walls = {**sizes, "skills": skills, "seccomp": program_bytes(box.facts.arch).hex()}
+    return build_container_order(plan, argv, inputs, payload=payload, **walls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +153,7 @@ class E2bRun(RemoteRun):
         """Decide everything that can be decided here."""
         engine, request, settings = self.engine, self.request, self.engine.options.e2b
         self._plan = engine.checked(request)
-        engine.require_key()
+        _ = engine.cloud  # refused without a key or the SDK: here, not once the run has begun
         self.key = owner_key(request.owner, settings.api_url or "", settings.template)
         self.labels = owner_labels(request.owner, request.request_id or secrets.token_hex(8))
         folders = engine.stage(request)
@@ -168,21 +164,18 @@ class E2bRun(RemoteRun):
     def perform(self) -> ExecResult:
         """Wait for the owner's sandbox and run in it. Raises ExecRefused: none is to be had, or none that can hold this."""
         self.tell_started()
-        lease = self.engine.lease(self)
+        hold_s = self.request.limits.wall_s + HOLD_S
+        lease = self.engine.leases.acquire(self.key, self.labels, hold_s, self.cancelled)
         if lease is None:
             return self.unanswered("cancelled", 0.0)
         try:
-            try:
-                folder = self._ready(lease)
-            except Trouble as trouble:
-                raise ExecRefused(
-                    f"no E2B sandbox is available: {trouble}", engine="e2b", reason=trouble.code
-                ) from None
-            assert self._box is not None
+            self._box, folder = self._ready(lease)
             self.enforced = self._box.facts.limits
             if self.cancelled.is_set():
                 return self.unanswered("cancelled", 0.0)
             return self._drive(self._box, folder, lease)
+        except Trouble as trouble:
+            raise ExecRefused(f"no E2B sandbox is available: {trouble}", engine="e2b", reason=trouble.code) from None
         finally:
             self.engine.release(lease, self)
 
@@ -209,30 +202,23 @@ class E2bRun(RemoteRun):
             with contextlib.suppress(Trouble):  # the sandbox is gone, and the program with it
                 box.machine.run(f"kill -{word} {pid}" if word.isdigit() else f"kill -s {word} {pid}")
 
-    def _ready(self, lease: SandboxLease) -> str:
-        """Get the sandbox, deliver skills and order, and return the run's folder; a lost sandbox is replaced once."""
+    def _ready(self, lease: SandboxLease) -> tuple[PreparedSandbox, str]:
+        """Return the sandbox with skills and order in it, and the run's folder; a lost sandbox is replaced once."""
         for last in (False, True):
             try:
                 box = self.engine.sandbox(lease, self)
                 require_limits(box.facts.limits, self.engine.best_effort, "e2b")
                 skills = {name: box.deliver(tree, path) for name, (tree, path) in self._staged.items()}
                 folder = f"{HOME}/runs/{lease.token}-{secrets.token_hex(8)}"
-                box.machine.write(f"{folder}/order", self._order(box, skills))
-                self._box = box
+                order = build_order(self._plan, box, self._inputs, skills, self._payload)
+                box.machine.write(f"{folder}/order", order)
             except Trouble as trouble:
                 if trouble.code != "gone" or last:
                     raise
                 self.engine.lost(lease, self)
             else:
-                return folder
+                return box, folder
         raise AssertionError("unreachable")
-
-    def _order(self, box: PreparedSandbox, skills: dict[str, str]) -> bytes:
-        argv = self._plan.argv
-        if self._payload is not None:
-            argv = (box.facts.python, "-I", box.entry, "--payload-fd", "{payload_fd}", "--report-fd", "{report_fd}")
-        seccomp = program_bytes(box.facts.arch)
-        return build_order(self._plan, argv, self._inputs, skills, seccomp=seccomp, payload=self._payload)
 
     def _drive(self, box: PreparedSandbox, folder: str, lease: SandboxLease) -> ExecResult:
         """Run it and read the answer; the machine may go away at any moment."""
@@ -292,7 +278,7 @@ class E2bRun(RemoteRun):
             case "failed":
                 return self._failed("setup_failed", str(talk.last.get("message"))[:300], started)
         with contextlib.suppress(Trouble):  # an API that does not answer says nothing about the sandbox
-            if not box.machine.living():
+            if not self.engine.cloud.living(box.machine.id):
                 self.engine.lost(lease, self)
                 return self._failed("sandbox_lost", f"the sandbox {box.machine.id} is gone", started)
         return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
@@ -348,13 +334,13 @@ class E2bExecutor(ExecutionEngine):
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks, and whether every package for skills is there."""
-        with self.lock:
-            missing = sorted({name for box in self._boxes.values() for name in box.facts.missing})
+        missing = sorted({name for box in [*self._boxes.values()] for name in box.facts.missing})
         checks = judge(result.stdout.data) if result.status == "ok" else ()
         return (*checks, ProbeCheck("packages", not missing, f"missing for skills: {missing}"))
 
     @cached_property
-    def _cloud(self) -> Cloud:
+    def cloud(self) -> Cloud:
+        """The SDK. Raises ExecRefused without a key or the SDK."""
         secret = self.options.e2b.api_key
         key = secret.get_secret_value() if secret is not None else os.environ.get(KEY_VARIABLE, "")
         if not key.strip():
@@ -362,20 +348,13 @@ class E2bExecutor(ExecutionEngine):
         return Cloud(self.options.e2b, key)
 
     @cached_property
-    def _leases(self) -> SandboxLeases:
+    def leases(self) -> SandboxLeases:
+        """Which run has which owner's sandbox."""
         return SandboxLeases(private_dir(self.state()) / "e2b")
 
     @cached_property
     def _code(self) -> Archive:
         return code_archive()
-
-    def require_key(self) -> None:
-        """Raise ExecRefused without a key or the SDK: here, not once the run has begun."""
-        _ = self._cloud
-
-    def lease(self, run: E2bRun) -> SandboxLease | None:
-        """Wait for the lease of the run's owner; None when the run was cancelled first."""
-        return self._leases.acquire(run.key, run.labels, run.request.limits.wall_s + HOLD_S, run.cancelled)
 
     def sandbox(self, lease: SandboxLease, run: E2bRun) -> PreparedSandbox:
         """Return the owner's sandbox: the one it has while that is within its times, else a new one. Raises Trouble."""
@@ -385,48 +364,43 @@ class E2bExecutor(ExecutionEngine):
             return self._new(lease, run, needed)
         life_left = record.created + settings.hard_ttl_s - now
         if now - record.used > settings.idle_ttl_s or life_left < needed:
-            self._cloud.kill(record.sandbox)
+            self.cloud.kill(record.sandbox)
             self.lost(lease, run)
             return self._new(lease, run, needed)
         lifetime = min(settings.idle_ttl_s + needed, life_left)
-        with self.lock:
-            cached_sandbox = self._boxes.get(run.key)
-        if cached_sandbox is not None and cached_sandbox.machine.id == record.sandbox:
-            cached_sandbox.machine.live_for(lifetime)
-            return cached_sandbox
-        return self._keep(run, prepare(self._cloud.connect(record.sandbox, lifetime), self._code))
+        box = self._boxes.get(run.key)
+        if box is not None and box.machine.id == record.sandbox:
+            box.machine.live_for(lifetime)
+        else:
+            box = prepare(self.cloud.connect(record.sandbox, lifetime), self._code)
+            self._boxes[run.key] = box
+        return box
 
     def lost(self, lease: SandboxLease, run: E2bRun) -> None:
         """Forget the owner's sandbox, here and in the record."""
-        with self.lock:
-            self._boxes.pop(run.key, None)
-        self._leases.note(lease, None, 0.0)
+        self._boxes.pop(run.key, None)
+        self.leases.note(lease, None, 0.0)
 
     def release(self, lease: SandboxLease, run: E2bRun) -> None:
         """Release the lease; when another run has it by now, forget the sandbox, which that run may have replaced."""
-        if not self._leases.release(lease):
-            with self.lock:
-                self._boxes.pop(run.key, None)
+        if not self.leases.release(lease):
+            self._boxes.pop(run.key, None)
 
     def _new(self, lease: SandboxLease, run: E2bRun, needed: float) -> PreparedSandbox:
         """Make a sandbox that lives as long as its times allow, but at least through this run. Raises Trouble."""
         settings = self.options.e2b
         lifetime = max(needed, min(settings.idle_ttl_s + needed, settings.hard_ttl_s))
-        machine = self._cloud.create(lifetime, run.labels)
+        machine = self.cloud.create(lifetime, run.labels)
         # Making it may have taken longer than the lease: then the owner has another sandbox, and nobody knows of this one.
-        if not self._leases.note(lease, machine.id, time.time()):
-            self._cloud.kill(machine.id)
+        if not self.leases.note(lease, machine.id, time.time()):
+            self.cloud.kill(machine.id)
             raise Trouble("gone", "the lease was lost while the sandbox was made")
         try:
-            return self._keep(run, prepare(machine, self._code))
+            box = self._boxes[run.key] = prepare(machine, self._code)
         except ExecRefused:
-            self._cloud.kill(machine.id)
+            self.cloud.kill(machine.id)
             self.lost(lease, run)
             raise
-
-    def _keep(self, run: E2bRun, box: PreparedSandbox) -> PreparedSandbox:
-        with self.lock:
-            self._boxes[run.key] = box
         return box
 
     def end_leftovers(self) -> ReapReport:
@@ -434,14 +408,14 @@ class E2bExecutor(ExecutionEngine):
         settings = self.options.e2b
         ended: list[str] = []
         lost: list[str] = []
-        for key, record, why in self._leases.leftovers(settings.idle_ttl_s, settings.hard_ttl_s):
+        for key, record, why in self.leases.leftovers(settings.idle_ttl_s, settings.hard_ttl_s):
             try:
-                if record.sandbox is not None and self._cloud.kill(record.sandbox):
+                if record.sandbox is not None and self.cloud.kill(record.sandbox):
                     ended.append(f"sandbox {record.sandbox}: {why}")
             except (Trouble, ExecRefused) as error:
                 lost.append(f"sandbox {record.sandbox}: {error}")
                 continue
-            self._leases.forget(key, record)
+            self.leases.forget(key, record)
         return ReapReport(tuple(ended), tuple(lost))
 
 

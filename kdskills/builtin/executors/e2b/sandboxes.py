@@ -74,19 +74,17 @@ class Cloud:
             raise ExecRefused(
                 "the engine e2b needs the package e2b: pip install 'kdskills[e2b]'", engine="e2b"
             ) from None
-        self._sdk = e2b
+        self.sdk = e2b
         self._options = options
         self._redactor = Redactor([key])
+        addresses = {"api_url": options.api_url, "sandbox_url": options.sandbox_url}
         self._how: dict[str, Any] = {"api_key": key, "request_timeout": REQUEST_S}
-        if options.api_url is not None:
-            self._how["api_url"] = options.api_url
-        if options.sandbox_url is not None:
-            self._how["sandbox_url"] = options.sandbox_url
+        self._how |= {name: address for name, address in addresses.items() if address is not None}
 
     def create(self, timeout_s: float, labels: Mapping[str, str]) -> Machine:
         """Make a sandbox that lives *timeout_s* seconds, without access to the internet. Raises Trouble."""
         with self.translated():
-            sandbox = self._sdk.Sandbox.create(
+            sandbox = self.sdk.Sandbox.create(
                 template=self._options.template,
                 timeout=round(timeout_s),
                 metadata=dict(labels),
@@ -98,18 +96,18 @@ class Cloud:
     def connect(self, sandbox: str, timeout_s: float) -> Machine:
         """Find a sandbox again. Raises Trouble, `gone` when it is not there any more."""
         with self.translated():
-            return Machine(self, self._sdk.Sandbox.connect(sandbox, timeout=round(timeout_s), **self._how))
+            return Machine(self, self.sdk.Sandbox.connect(sandbox, timeout=round(timeout_s), **self._how))
 
     def kill(self, sandbox: str) -> bool:
         """End a sandbox; False when it was gone already. Raises Trouble."""
         with self.translated():
-            return bool(self._sdk.Sandbox.kill(sandbox, **self._how))
+            return bool(self.sdk.Sandbox.kill(sandbox, **self._how))
 
     def living(self, sandbox: str) -> bool:
         """Ask the API whether a sandbox is there. Raises Trouble when it does not say."""
         try:
             with self.translated():
-                self._sdk.Sandbox.get_info(sandbox, **self._how)
+                self.sdk.Sandbox.get_info(sandbox, **self._how)
         except Trouble as trouble:
             if trouble.code == "gone":
                 return False
@@ -121,13 +119,13 @@ class Cloud:
         """Turn whatever the SDK raises into Trouble."""
         try:
             yield
-        except (Trouble, self._sdk.CommandExitException):
+        except (Trouble, self.sdk.CommandExitException):
             raise
         except Exception as error:  # noqa: BLE001 - the SDK raises plain Exception, too; each becomes Trouble
             raise self._trouble(error) from None
 
     def _trouble(self, error: Exception) -> Trouble:
-        sdk = self._sdk
+        sdk = self.sdk
         words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
         # The first that fits: a missing file is a kind of what is missing.
         kinds: tuple[tuple[type[Any], Code, str], ...] = (
@@ -140,11 +138,6 @@ class Cloud:
             (Trouble(code, message) for kind, code, message in kinds if isinstance(error, kind)),
             Trouble("unreachable", words),
         )
-
-    @property
-    def exit_exception(self) -> type[Any]:
-        """The SDK's exception for commands that end with a code other than 0."""
-        return self._sdk.CommandExitException
 
 
 class Machine:
@@ -159,10 +152,6 @@ class Machine:
         """Have the sandbox end after *timeout_s* seconds from now."""
         with self._cloud.translated():
             self._sandbox.set_timeout(round(timeout_s))
-
-    def living(self) -> bool:
-        """Ask the API whether the sandbox is there."""
-        return self._cloud.living(self.id)
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file as root."""
@@ -179,7 +168,7 @@ class Machine:
         with self._inside():
             try:
                 result = self._sandbox.commands.run(command, user=ROOT_USER, cwd="/", timeout=timeout_s)
-            except self._cloud.exit_exception as ended:
+            except self._cloud.sdk.CommandExitException as ended:
                 return ended.exit_code, ended.stdout, ended.stderr
             return result.exit_code, result.stdout, result.stderr
 
@@ -195,7 +184,7 @@ class Machine:
             started(handle.pid)
             try:
                 result = handle.wait(on_stdout=stdout)
-            except self._cloud.exit_exception as ended:
+            except self._cloud.sdk.CommandExitException as ended:
                 return ended.exit_code, ended.stderr
             return result.exit_code, result.stderr
 

@@ -6,7 +6,6 @@ in a file that several processes share.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import re
@@ -16,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -24,11 +23,13 @@ from urllib.parse import quote, unquote
 
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
+from kdskills.execution.dirs import write_note
+from kdskills.execution.stage import locked
 from kdskills.skills import Skill
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.parse import parse_skill_bytes
-from kdskills.skills.private_files import make_folder, open_private, private_folder, write_private
+from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.roots import RootScan, SetChange, SkillRecord
 from kdskills.skills.safe_open import NO_STAMP, rows_digest
 from kdskills.skills.yaml_core import to_python
@@ -43,8 +44,7 @@ class EntryRefused(Exception):  # internal to this package: every one becomes a 
     """Why an entry is not used."""
 
 
-@dataclass(frozen=True, slots=True)
-class FarFile:
+class FarFile(NamedTuple):
     """A file as the listing has it; `path` is relative to the skill."""
 
     path: str
@@ -220,9 +220,10 @@ class FarFiles:
         if file is not None:
             if file.size > limit:
                 raise too_large
-            cached = self._cached(file.digest)
-            if cached is not None and self._verify(self.entry, path, cached) is None:
-                return cached
+            with suppress(OSError):  # missing or unreadable: it is fetched again
+                cached = self._cache.joinpath(file.digest.removeprefix("sha256:")).read_bytes()
+                if digest_of(cached) == file.digest and self._verify(self.entry, path, cached) is None:
+                    return cached
         uri = f"{self.entry.base}/{quote(path)}" if file is None else file.uri
         try:
             data = self._server.read((uri,))[0]
@@ -236,10 +237,7 @@ class FarFiles:
             message = f"{path} is not what its server listed ({reason}): changed, needs approval"
             raise FileRefused(message, code=MISMATCH, path=path, reason=reason)
         if file is not None and digest_of(data) == file.digest:
-            private_folder(self._cache)
-            with tempfile.NamedTemporaryFile(dir=self._cache, prefix=".new-", delete=False) as new:
-                new.write(data)
-            Path(new.name).replace(self._cache / file.digest.removeprefix("sha256:"))
+            write_note(private_folder(self._cache) / file.digest.removeprefix("sha256:"), data)
         return data
 
     @contextmanager
@@ -247,8 +245,7 @@ class FarFiles:
         """Give a folder with every listed file, and remove it afterwards. Raises FileRefused."""
         if self.entry.files is None:
             raise FileRefused("the server does not say what files this skill has", code="unreadable", path=".")
-        private_folder(self._cache)
-        with tempfile.TemporaryDirectory(prefix="tree-", dir=self._cache) as name:
+        with tempfile.TemporaryDirectory(prefix="tree-", dir=private_folder(self._cache)) as name:
             top = Path(name)
             for path in self.paths:
                 target = top / path
@@ -275,13 +272,6 @@ class FarFiles:
     def tree_digest(self) -> str:
         """Return the digest of the listed set; without a list a new random one each time, so nothing is cached by it."""
         return self.entry.tree or f"sha256:{secrets.token_hex(32)}"
-
-    def _cached(self, digest: str) -> bytes | None:
-        try:
-            data = (self._cache / digest.removeprefix("sha256:")).read_bytes()
-        except OSError:  # missing or unreadable: it is fetched again
-            return None
-        return data if digest_of(data) == digest else None
 
 
 def digest_of(data: bytes) -> str:
@@ -317,9 +307,8 @@ class FileSet:
 
     def change(self, uri: str, full_id: str, accepted: FileSet | None) -> SetChange:
         """Return what is different from the set that was accepted."""
-        new, old = self.files or {}, accepted.files if accepted is not None else None
-        has_files = old is not None
-        old = old or {}
+        has_files = accepted is not None and accepted.files is not None
+        new, old = self.files or {}, (accepted and accepted.files) or {}
         return SetChange(
             uri=uri,
             full_id=full_id,
@@ -352,34 +341,24 @@ class AcceptedSets:
 
     def note(self, first: Mapping[str, FileSet]) -> Sets | None:
         """Accept what is listed for the first time, and return everything accepted. Raises OSError."""
-        with self._alone():
+        with locked(private_folder(self._folder) / ".lock"):
             accepted = self.read()
-            if accepted is None:
-                return None
-            self._write({**first, **accepted})
-            return {**first, **accepted}
+            if accepted is not None:
+                accepted = {**first, **accepted}
+                self._write(accepted)
+            return accepted
 
     def accept(self, sets: Mapping[str, FileSet], *, listed: Mapping[str, FileSet]) -> None:
         """Accept *sets*, whatever was accepted before; where that is unreadable, nothing else *listed* is. Raises OSError."""
-        with self._alone():
+        with locked(private_folder(self._folder) / ".lock"):
             accepted = self.read()
             if accepted is None:
                 accepted = {uri: FileSet(NEVER) for uri in listed}
             self._write({**accepted, **sets})
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes and threads from writing meanwhile."""
-        private_folder(self._folder)
-        with open_private(self._folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _write(self, sets: Sets) -> None:
         rows = {uri: {"set": each.digest, "files": each.files} for uri, each in sorted(sets.items())}
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".new-", delete=False) as new:
-            json.dump(rows, new, indent=1)
-        Path(new.name).replace(self._folder / ACCEPTED)
+        write_note(self._folder / ACCEPTED, json.dumps(rows, indent=1))
 
 
 FRESH_S: Final = 60.0
@@ -439,46 +418,38 @@ class McpListing:
         one the new. When the server fails, the last listing stays.
         """
         with self._lock:
-            if self._looked is None:
-                self._looked = self._clock()
-                self._take_rows(self._listed())
+            first, now = self._looked is None, self._clock()
+            if self._looked is not None and now - self._looked < FRESH_S:
                 return self._scan
-            if self._clock() - self._looked < FRESH_S:
-                return self._scan
-            self._looked = self._clock()
-        # `_looked` was renewed under the lock: one call a minute comes this far.
-        self._in_background(self._look)
+            self._looked = now
+            if first:
+                self._look()
+        if not first:  # `_looked` was renewed under the lock: one call a minute comes this far
+            self._in_background(self._look)
         return self._scan
 
     def _look(self) -> None:
-        """Ask the server without the lock, so that `scan` does not wait, and take its answer."""
-        listed = self._listed()
-        with self._lock:
-            self._take_rows(listed)
-
-    def _listed(self) -> dict[str, _CheckedRow] | str:
-        """Return what the server lists, by uri, or the message of its failure."""
+        """Ask the server, without the lock but for the first time, so that `scan` does not wait, and take its answer."""
+        problem = None
         try:
-            rows = self._server.entries()
+            entries = self._listed()
+            with self._lock:
+                self._entries = entries
+                self._rebuild()
         except KdskillsError as error:
-            return error.message
-        return {checked.uri: checked for checked in (self._checked(row) for row in rows)}
-
-    def _take_rows(self, listed: dict[str, _CheckedRow] | str) -> None:
-        if isinstance(listed, str):
-            self._unreachable(listed)
-            return
-        self._entries = listed
-        try:
-            self._rebuild()
+            problem = error.message
         except OSError as error:  # a first listing that cannot be written down as accepted must not be used
-            self._unreachable(f"the accepted sets of files cannot be written: {error.strerror or error}")
-
-    def _unreachable(self, problem: str) -> None:
+            problem = f"the accepted sets of files cannot be written: {error.strerror or error}"
+        if problem is None:
+            return
         words = f"The skills of {self._label} cannot be listed now: {problem.rstrip('.')}."
         note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self._label}")
-        if self._scan.notes != (note,):
-            self._scan = replace(self._scan, notes=(note,))
+        with self._lock:
+            if self._scan.notes != (note,):
+                self._scan = replace(self._scan, notes=(note,))
+
+    def _listed(self) -> dict[str, _CheckedRow]:
+        return {checked.uri: checked for checked in map(self._checked, self._server.entries())}
 
     def add(self, uri: str) -> str:
         """Add a skill that the server does not list, by its uri, and return its full id.
@@ -502,10 +473,9 @@ class McpListing:
             ServerFailed: It does not answer.
             MissingExtra: The mcp package is not installed.
         """
-        rows = self._server.entries()
+        entries = self._listed()
         with self._lock:
-            self._looked = self._clock()
-            self._entries = {checked.uri: checked for checked in (self._checked(row) for row in rows)}
+            self._looked, self._entries = self._clock(), entries
             self._rebuild()
             accepted, ids = self._accepted.read(), self._ids()
             changes = [
@@ -547,9 +517,8 @@ class McpListing:
             return
         with self._lock:
             entries = self._added if entry.uri in self._added else self._entries
-            entries[entry.uri] = (
-                checked if checked.uri == entry.uri else _CheckedRow(None, entry.uri, "it is another skill now")
-            )
+            other = _CheckedRow(None, entry.uri, "it is another skill now")
+            entries[entry.uri] = checked if checked.uri == entry.uri else other
             self._rebuild()
 
     # What follows makes the catalog; the lock is held.
@@ -568,12 +537,9 @@ class McpListing:
 
     def _ids(self) -> dict[str, str]:
         """Return an id for each usable entry: its name, with path parts in front where names are equal."""
-        usable = self._usable()
-        names = Counter(entry.parts[-1] for entry in usable.values())
-        return {
-            uri: "-".join(entry.parts) if names[entry.parts[-1]] > 1 else entry.parts[-1]
-            for uri, entry in usable.items()
-        }
+        parts = {uri: entry.parts for uri, entry in self._usable().items()}
+        names = Counter(each[-1] for each in parts.values())
+        return {uri: "-".join(each) if names[each[-1]] > 1 else each[-1] for uri, each in parts.items()}
 
     def _rebuild(self) -> None:
         accepted = self._accepted.read()
@@ -602,8 +568,8 @@ class McpListing:
         full_id = f"mcp-{self._label}.{skill_id}"
         skill, findings = self._skill(skill_id, entry)
         if changed:
-            skill = None
-            findings = (_note(self._label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval"),)
+            note = _note(self._label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval")
+            skill, findings = None, (note,)
         frontmatter = json.dumps(dict(entry.frontmatter), sort_keys=True)
         identity = rows_digest([(entry.uri, frontmatter, entry.set_digest or "")])
         facts = (NO_STAMP, 0, (), ())
