@@ -58,17 +58,12 @@ class Collection:
         self.artifacts.append(Artifact(path, len(data), hashlib.sha256(data).hexdigest(), mode & 0o755, data))
 
 
-def new_collection(globs: Sequence[OutputGlob], limits: Limits) -> Collection:
-    """Return an empty collection with the caps of *limits*; for engines that read their outputs from a stream."""
-    return Collection(globs, limits.output_files, limits.output_size)
-
-
 def collect(folder: int, globs: Sequence[OutputGlob], limits: Limits) -> Collection:
     """Collect what *globs* name below the open folder *folder*.
 
     Outputs that are links, special files, too large, too many, unreadable or missing become errors; nothing raises.
     """
-    collection = new_collection(globs, limits)
+    collection = Collection(globs, limits.output_files, limits.output_size)
     if globs:
         _walk(folder, (), collection)
         finish(collection)
@@ -146,25 +141,13 @@ def _descend(folder: int, name: str, path: tuple[str, ...], collection: Collecti
 
 
 def _take(folder: int, name: str, file_path: str, collection: Collection) -> None:
-    fd = os.open(name, _FILE, dir_fd=folder)
-    try:
-        facts = os.fstat(fd)
+    with os.fdopen(os.open(name, _FILE, dir_fd=folder), "rb") as stream:
+        facts = os.fstat(stream.fileno())
         if not stat.S_ISREG(facts.st_mode):
             collection.refuse(file_path, "not_regular", "is no regular file")
         elif collection.files_left <= 0:
             collection.refuse(file_path, "too_many", "more files match than may be collected")
         else:
-            collection.accept(file_path, _read(fd, collection.bytes_left + 1), facts.st_mode)
-    finally:
-        os.close(fd)
-
-
-def _read(fd: int, limit: int) -> bytes:
-    pieces: list[bytes] = []
-    while limit > 0:
-        piece = os.read(fd, min(limit, 1024 * 1024))
-        if not piece:
-            break
-        pieces.append(piece)
-        limit -= len(piece)
-    return b"".join(pieces)
+            # One byte more than may be taken, and than there is, shows that there is more.
+            content = stream.read(min(facts.st_size, collection.bytes_left) + 1)
+            collection.accept(file_path, content, facts.st_mode)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.collect import Collection, finish, new_collection
+from kdskills.execution.collect import Collection, finish
 from kdskills.execution.payload import BASE_ENV, MAX_REPORT, framed
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
@@ -179,7 +179,8 @@ class ContainerAnswer:
     _reading: Iterator[None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.collection = new_collection(self.plan.globs, self.plan.request.limits)
+        limits = self.plan.request.limits
+        self.collection = Collection(self.plan.globs, limits.output_files, limits.output_size)
         self._reading = self._read()
 
     def feed(self, data: bytes) -> None:

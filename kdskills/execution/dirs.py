@@ -6,11 +6,15 @@ is closed; an ordinary user gets the XDG folders.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
 import stat
-from contextlib import suppress
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -71,6 +75,38 @@ def write_note(path: Path, content: str | bytes) -> None:
     except BaseException:  # raised again: nothing half-written stays
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file *path* alone, over threads and processes."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where another thread forked this process meanwhile
+        os.close(fd)
+
+
+@contextmanager
+def new_tree(final: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which becomes *final* when that succeeds, so that nobody sees half of it."""
+    work = Path(tempfile.mkdtemp(prefix=".new-", dir=final.parent))
+    try:
+        yield work
+        work.chmod(0o755)
+        work.rename(final)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def prune(top: Path, seconds: float, *keep: str) -> None:
+    """Remove what nobody has used for *seconds* from *top*, but for locks and what is named *keep*."""
+    oldest = time.time() - seconds
+    for path in top.iterdir():
+        if path.name not in keep and not path.name.endswith(".lock") and path.lstat().st_mtime < oldest:
+            discard_tree(path)
 
 
 def discard_tree(path: Path) -> None:

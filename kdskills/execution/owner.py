@@ -155,7 +155,11 @@ def reap(records: RunRecords, parent: Cgroup | None) -> ReapReport:
             (ended if removed else failed).append(f"cgroup {leaf.memory.name} with {count} processes")
     for path, run, launcher, started in records.leftovers():
         alive = launcher > 0 and process_start(launcher) == started
-        if alive and not _kill(launcher):
+        try:
+            with suppress(ProcessLookupError):
+                if alive:
+                    os.kill(launcher, signal.SIGKILL)  # bwrap's sandbox dies with it
+        except PermissionError:
             failed.append(f"run {run}: launcher {launcher} cannot be ended")
             continue
         path.unlink(missing_ok=True)
@@ -165,12 +169,3 @@ def reap(records: RunRecords, parent: Cgroup | None) -> ReapReport:
 
 def _own_namespace() -> int:
     return Path("/proc/self/ns/pid").stat().st_ino
-
-
-def _kill(pid: int) -> bool:
-    try:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # bwrap's sandbox dies with it
-    except PermissionError:
-        return False
-    return True

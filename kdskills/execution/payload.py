@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Literal
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, SkillMount
+from kdskills.execution.request import ExecError, ExecRequest, ExecResult
 
 VERSION: Final = 1
 MAX_PAYLOAD: Final = 64 * 1024 * 1024
@@ -30,8 +30,6 @@ BASE_ENV: Final = {
 }
 """Variables of every program, unless its request says otherwise."""
 
-Verify = Literal["catalog", "tree", "none"]
-
 
 def build_payload(
     request: ExecRequest,
@@ -40,8 +38,6 @@ def build_payload(
     with_source: bool = True,
     skill_folders: Mapping[str, str] | None = None,
     work_dir: str = WORK_DIR,
-    rlimits: Mapping[str, int] | None = None,
-    verify: Verify = "tree",
 ) -> bytes:
     """Return the payload of a `code` request as JSON bytes.
 
@@ -51,32 +47,30 @@ def build_payload(
         with_source: False when the engine has put the program there itself.
         skill_folders: Folder of each mounted skill inside the sandbox, by full id; `/skills/<full id>` when None.
         work_dir: The far side's `/work`.
-        rlimits: Limits the entry sets for itself, by its names (`cpu`, `as`, `nproc`, `nofile`, `fsize`, `core`).
-        verify: How thoroughly skills are checked against the descriptor before the program starts.
 
     Raises:
         ExecRefused: `bad_request` for a name that cannot be a global, a value that is not JSON, or too much of it.
     """
     if request.code is None:
         raise ExecRefused("only generated code has a payload", code="bad_request")
-    names = {name: value for name, value in request.globals.items() if usable_name(name)}
+    for name in request.globals:
+        if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
+            raise ExecRefused(f"{name!r} cannot be the name of a global", code="bad_request", name=name)
+    names = dict(request.globals)
     descriptor = names.get(DESCRIPTOR_NAME)
     if descriptor is not None:
         if not isinstance(descriptor, Mapping):
             raise ExecRefused("SKILLS_DESCRIPTOR is not a mapping", code="bad_request")
-        names[DESCRIPTOR_NAME] = remap_descriptor(
-            descriptor, sandbox_folders(request.skills) if skill_folders is None else skill_folders
-        )
-    program: dict[str, str] = {"path": program_path}
-    if with_source:
-        program["source"] = request.code
+        if skill_folders is None:
+            skill_folders = {mount.id: f"{SKILLS_DIR}/{mount.id}" for mount in request.skills}
+        names[DESCRIPTOR_NAME] = remap_descriptor(descriptor, skill_folders)
     order = {
         "version": VERSION,
-        "program": program,
+        "program": {"path": program_path} | ({"source": request.code} if with_source else {}),
         "workdir": str(PurePosixPath(work_dir) / request.workdir),
         "globals": names,
-        "limits": dict(rlimits or {}),
-        "verify": verify,
+        "limits": {},
+        "verify": "tree",
     }
     try:
         data = json.dumps(order, allow_nan=False).encode("ascii")
@@ -85,22 +79,6 @@ def build_payload(
     if len(data) > MAX_PAYLOAD:
         raise ExecRefused(f"code and globals take {len(data)} bytes; {MAX_PAYLOAD} are allowed", code="bad_request")
     return data
-
-
-def usable_name(name: str) -> bool:
-    """Say whether *name* may be set in a program.
-
-    Raises:
-        ExecRefused: `bad_request`: not an identifier, a keyword, or a name the interpreter keeps for itself.
-    """
-    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("__"):
-        raise ExecRefused(f"{name!r} cannot be the name of a global", code="bad_request", name=name)
-    return True
-
-
-def sandbox_folders(skills: Sequence[SkillMount]) -> dict[str, str]:
-    """Return the folders at which an engine with a mount namespace shows *skills*, by full id."""
-    return {mount.id: f"{SKILLS_DIR}/{mount.id}" for mount in skills}
 
 
 def remap_descriptor(descriptor: Mapping[str, Any], skill_folders: Mapping[str, str]) -> dict[str, Any]:
@@ -118,10 +96,8 @@ def remap_descriptor(descriptor: Mapping[str, Any], skill_folders: Mapping[str, 
 def host_entry() -> Path:
     """Return the entry file of this installation: the host starts it, but never imports it."""
     spec = importlib.util.find_spec("kdskills_runtime")
-    package = (
-        Path(spec.origin).parent if spec and spec.origin else Path(__file__).parents[2] / "runtime/kdskills_runtime"
-    )
-    return package / "py_code_exec_entry.py"
+    checkout = Path(__file__).parents[2] / "runtime/kdskills_runtime/__init__.py"
+    return Path(spec.origin if spec and spec.origin else checkout).with_name("py_code_exec_entry.py")
 
 
 def framed(order: Mapping[str, object], *bodies: bytes) -> bytes:
@@ -152,14 +128,12 @@ class CodeReport:
     Attributes:
         start: First line of the report, or None when there was none: the entry itself did not run.
         error: Why the program did not start, or the exception it ended with.
-        value: What the program handed back.
-        ended: Whether the last line came; a program killed or left by `os._exit` has none.
+        value: What the program handed back; None when it was killed, or left by `os._exit`.
     """
 
     start: Start | None = None
     error: ExecError | None = None
     value: Any = None
-    ended: bool = False
 
 
 def read_report(data: bytes) -> CodeReport:
@@ -174,9 +148,12 @@ def read_report(data: bytes) -> CodeReport:
             code = _text(first, "code") or "skills_mismatch"
             return CodeReport(start="refused", error=ExecError("skills", code, _text(first, "message")))
         case "started":
-            return _read_end(next((line for line in lines[1:] if line.get("event") == "ended"), None))
-        case _:
-            return CodeReport()
+            line, error = next((line for line in lines[1:] if line.get("event") == "ended"), {}), None
+            if line.get("outcome") == "exception":
+                words = (_text(line, key) for key in ("message", "exception", "traceback"))
+                error = ExecError("program", "exception", *words)
+            return CodeReport(start="started", error=error, value=line.get("value"))
+    return CodeReport()
 
 
 def apply_report(result: ExecResult, data: bytes) -> ExecResult:
@@ -193,18 +170,10 @@ def apply_report(result: ExecResult, data: bytes) -> ExecResult:
         return result
     if report.start == "refused":
         return replace(result, status="refused", exit_code=None, signal=None, error=report.error)
-    error = report.error or ExecError("entry", "entry_failed", _last_words(result))
+    words = result.stderr.text.strip()[-500:]
+    message = "the entry ended before the program started" + (f": {words}" if words else "")
+    error = report.error or ExecError("entry", "entry_failed", message)
     return replace(result, status="infra_error", exit_code=None, signal=None, error=error)
-
-
-def _read_end(line: dict[str, Any] | None) -> CodeReport:
-    """Read the last line of a program that was started."""
-    if line is None:
-        return CodeReport(start="started")
-    error = None
-    if line.get("outcome") == "exception":
-        error = ExecError("program", "exception", *(_text(line, key) for key in ("message", "exception", "traceback")))
-    return CodeReport(start="started", error=error, value=line.get("value"), ended=True)
 
 
 def _line(raw: bytes) -> dict[str, Any]:
@@ -225,9 +194,3 @@ def _text(line: dict[str, Any], key: str) -> str:
     """Return the text under *key*, bounded and free of lone surrogates."""
     value = line.get(key)
     return value[:_TEXT].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
-
-
-def _last_words(result: ExecResult) -> str:
-    """Return why the entry reported nothing, with the end of its standard error."""
-    words = result.stderr.text.strip()[-500:]
-    return "the entry ended before the program started" + (f": {words}" if words else "")

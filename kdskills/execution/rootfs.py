@@ -20,16 +20,13 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-import time
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kdskills.errors import ExecFailed
-from kdskills.execution.dirs import cache_dir, discard_tree, private_dir, write_note
-from kdskills.execution.stage import locked
-
-Build = Callable[[Path], None]
+from kdskills.execution.dirs import cache_dir, locked, new_tree, private_dir, prune, write_note
+from kdskills.execution.payload import host_entry
 
 _SKIPPED = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter"),
@@ -75,20 +72,6 @@ def place_module(source: Path, target: Path) -> None:
         cached.write_bytes(data)
 
 
-def link_tree(source: Path, target: Path) -> None:
-    """Fill the empty folder *target* with hard links to the files of *source*; both are read-only artifacts."""
-    for entry in os.scandir(source):
-        target_path = target / entry.name
-        if entry.is_symlink():
-            target_path.symlink_to(os.readlink(entry.path))  # noqa: PTH115 - scandir entries are strings
-        elif entry.is_dir():
-            target_path.mkdir()
-            target_path.chmod(0o755)
-            link_tree(Path(entry.path), target_path)
-        else:
-            os.link(entry.path, target_path)
-
-
 def settle_modes(top: Path) -> None:
     """Make every folder 0755 and every file 0644 or 0755: readable by the sandbox's uid, never setuid."""
     for folder, _, files in os.walk(top):
@@ -103,12 +86,9 @@ def _bytecode(source: Path) -> bytes | None:
     """Return an unchecked-hash pyc: the host's own when it is fresh, else compiled now; None when it has no code."""
     data = source.read_bytes()
     head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(data)
-    cached = Path(importlib.util.cache_from_source(str(source), optimization=""))
-    try:
-        pyc = cached.read_bytes()
-        info = source.stat()
-    except OSError:
-        pyc, info = b"", source.stat()
+    info, pyc = source.stat(), b""
+    with suppress(OSError):
+        pyc = Path(importlib.util.cache_from_source(str(source), optimization="")).read_bytes()
     stamp = (int(info.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + (info.st_size & 0xFFFFFFFF).to_bytes(4, "little")
     if pyc[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + stamp:
         return head + pyc[16:]
@@ -188,14 +168,9 @@ class Copier:
         site.mkdir(parents=True, exist_ok=True)
         (site.parent / "dist-packages").symlink_to("site-packages")  # where Debian's own Python looks
 
-    def distribution(self, name: str, *, needed: bool) -> None:
+    def distribution(self, name: str) -> None:
         """Copy the files of an installed distribution, as its RECORD lists them."""
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            if needed:
-                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
-            return
+        distribution = importlib.metadata.distribution(name)
         if distribution.files is None:
             raise ExecFailed(f"the package {name} does not list its files; install it by pip", package=name)
         site = self._top / site_packages()
@@ -211,15 +186,10 @@ class Copier:
 
     def libraries(self) -> None:
         """Copy every shared library the noted files need, and the loader, where the loader will find them."""
-        env = {**os.environ, "LC_ALL": "C"}
-        lists = subprocess.run(
-            ["ldd", *map(str, self._elf)], capture_output=True, text=True, check=False, env=env
-        ).stdout
-        libraries: dict[str, Path] = {}
-        for line in lists.splitlines():
-            match = _LDD.match(line)
-            if match:
-                libraries[match[1] or match[2]] = Path(match[2])
+        command, env = ["ldd", *map(str, self._elf)], {**os.environ, "LC_ALL": "C"}
+        lists = subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout
+        matches = filter(None, map(_LDD.match, lists.splitlines()))
+        libraries = {match[1] or match[2]: Path(match[2]) for match in matches}
         if "not found" in lists:
             missing = sorted({line.split()[0] for line in lists.splitlines() if line.endswith("not found")})
             raise ExecFailed(f"shared libraries are missing on this host: {', '.join(missing)}")
@@ -248,8 +218,8 @@ BUILDER = 3
 
 GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "turn")
 PYTHON = "/usr/local/bin/python3"
-SANDBOX_UID = 10001
 KEEP_S = 3 * 3600.0
+"""Trees nobody has used for so long are removed; every run touches the one it uses, and none lasts that long."""
 
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/:/bin/sh\nsandbox:x:10001:10001:sandbox:/work:/bin/sh\n",
@@ -307,29 +277,38 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     """
     passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
     top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
-    distributions = [
-        *recipe(image_recipe_dir() / "packages.txt"),
-        *((name, True) for name in sorted(packages)),
-    ]
-    base_key, ours = _base_key(distributions), ground_floor_files()
+    versions = {}
+    for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if needed:
+                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
+    python = Path(base_python())
+    info, tools = python.stat(), image_recipe_dir() / "tools.txt"
+    facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
+    base_key, ours = _digest([BUILDER, facts, versions, tools.read_text(encoding="utf-8")]), ground_floor_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
     entry = f"/{site_packages()}/kdskills_runtime/py_code_exec_entry.py"
     if not final.is_dir():
         with locked(top / ".lock"):
             if not final.is_dir():
-                base = _build_once(top, f"base-{base_key[:40]}", lambda work: _build_base(work, distributions))
-
-                def build_ours(work: Path) -> None:
-                    link_tree(base, work)
+                base = top / f"base-{base_key[:40]}"
+                if base.is_dir():
+                    os.utime(base)
+                else:
+                    with new_tree(base) as work:
+                        _build_base(work, list(versions))
+                with new_tree(final) as work:
+                    # Hard links: both are read-only artifacts.
+                    shutil.copytree(base, work, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
                     site = work / site_packages()
                     for inside, source in ours:
                         place_module(source, site / inside)
                     settle_modes(site / "kdskills")
                     settle_modes(site / "kdskills_runtime")
-
-                _build_once(top, final.name, build_ours)
-                _prune(top, final.name, base.name)
+                prune(top, KEEP_S, final.name, base.name)
     os.utime(final)
     return Rootfs(final, key, entry)
 
@@ -357,11 +336,7 @@ def _package_dir() -> Path:
 
 def ground_floor_files() -> list[tuple[Path, Path]]:
     """Return (path below a folder of packages, host file) of everything of kdskills that runs behind a wall, sorted."""
-    package = _package_dir()
-    # The host never imports the far side; it only needs to know where its files are.
-    spec = importlib.util.find_spec("kdskills_runtime")
-    installed = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
-    runtime = installed or package.parent / "runtime" / "kdskills_runtime"
+    package, runtime = _package_dir(), host_entry().parent
     files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "exports.py", "py.typed")]
     for top, folder in (*((package, package / room) for room in GROUND_FLOOR), (runtime, runtime)):
         name = "kdskills" if top is package else "kdskills_runtime"
@@ -370,60 +345,21 @@ def ground_floor_files() -> list[tuple[Path, Path]]:
     return sorted(files)
 
 
-def _base_key(distributions: list[tuple[str, bool]]) -> str:
-    python = Path(base_python())
-    info = python.stat()
-    packages = {}
-    for name, needed in distributions:
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if needed:
-                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
-    recipe = (image_recipe_dir() / "tools.txt").read_text(encoding="utf-8")
-    facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
-    return _digest([BUILDER, facts, packages, recipe])
-
-
-def _build_once(top: Path, name: str, build: Build) -> Path:
-    final = top / name
-    if final.is_dir():
-        os.utime(final)
-        return final
-    work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
-    try:
-        build(work)
-        work.chmod(0o755)
-        work.rename(final)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return final
-
-
-def _build_base(work: Path, distributions: list[tuple[str, bool]]) -> None:
+def _build_base(work: Path, distributions: list[str]) -> None:
     for name in _FOLDERS:
         (work / name).mkdir(parents=True)
     copier = Copier(work)
     copier.merge_usr()
     copier.tools(recipe(image_recipe_dir() / "tools.txt"))
     copier.python()
-    for name, needed in distributions:
-        copier.distribution(name, needed=needed)
+    for name in distributions:
+        copier.distribution(name)
     copier.libraries()
     for name, text in _FILES.items():
         path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     settle_modes(work)
-
-
-def _prune(top: Path, *keep: str) -> None:
-    """Remove trees nobody has used for three hours; every run touches the one it uses, and none lasts that long."""
-    oldest = time.time() - KEEP_S
-    for path in top.iterdir():
-        if path.name in keep or path.name.endswith(".lock") or path.lstat().st_mtime > oldest:
-            continue
-        discard_tree(path)
 
 
 def _write_tar(tree: Path, final: Path) -> str:

@@ -18,7 +18,7 @@ import platform
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kdskills.errors import ExecRefused
 
@@ -121,18 +121,13 @@ RULES: Final[tuple[SyscallRule, ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One BPF instruction, as `struct sock_filter` lays it out."""
 
     code: int
     jt: int
     jf: int
     k: int
-
-    def pack(self) -> bytes:
-        """Return its eight bytes."""
-        return struct.pack("=HBBI", self.code, self.jt, self.jf, self.k)
 
 
 def assemble(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> list[Instruction]:
@@ -156,7 +151,7 @@ def assemble(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> list[Instructi
 
 def program_bytes(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> bytes:
     """Return the filter of *rules* as bwrap, `prctl(2)` and `seccomp(2)` read it."""
-    return b"".join(instruction.pack() for instruction in assemble(arch, rules))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in assemble(arch, rules))
 
 
 def _block(rule: SyscallRule) -> list[Instruction]:
@@ -261,6 +256,5 @@ def landlock_rules(abi: int) -> tuple[SyscallRule, ...]:
     return (*shared_table, *NO_SOCKETS, *SHARED, *((BY_PATH,) if abi < 3 else ()))
 
 
-def shared_rules() -> tuple[SyscallRule, ...]:
-    """Return the refused calls of a program that has a network namespace of its own, and nothing else."""
-    return (*RULES, *SHARED)
+SHARED_RULES: Final = (*RULES, *SHARED)
+"""The refused calls of a program that has a network namespace of its own, and nothing else."""

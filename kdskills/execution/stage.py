@@ -6,24 +6,20 @@ following links, and the copy is what is checked against the digest: what was ch
 
 from __future__ import annotations
 
-import fcntl
 import os
-import shutil
 import stat
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
-from kdskills.execution.dirs import discard_tree, private_dir
+from kdskills.execution.dirs import discard_tree, locked, new_tree, private_dir, prune
 from kdskills.execution.request import InputFile, Limits, SkillMount
 from kdskills.skills.safe_open import TreeEntry, open_file, read_file, tree_digest, walk_tree
 
 MAX_TREE = 512 * 1024 * 1024
 MAX_FILES = 20_000
 KEEP_S = 7 * 24 * 3600.0
+"""Copies no run has used for so long are removed."""
 _CHUNK = 1024 * 1024
 
 
@@ -52,15 +48,10 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
             if _is_current(mount, final):
                 return final
             discard_tree(final)
-        work = Path(tempfile.mkdtemp(prefix=".new-", dir=top))
-        try:
+        with new_tree(final) as work:
             _copy_tree(mount, work)
             _require_digest(mount, tree_digest(work))
-            work.chmod(0o755)
-            work.rename(final)
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-        _prune(top)
+        prune(top, KEEP_S)
     return final
 
 
@@ -73,43 +64,19 @@ def read_inputs(inputs: tuple[InputFile, ...], limits: Limits) -> list[tuple[str
     result: list[tuple[str, bytes]] = []
     room = limits.work_size
     for item in inputs:
+        data = item.content
         try:
-            data = (
-                item.content
-                if isinstance(item.content, bytes)
-                else read_file("/", str(item.content).lstrip("/"), limit=room).data
-            )
+            if isinstance(data, Path):
+                data = read_file("/", str(data).lstrip("/"), limit=room).data
         except FileRefused as error:
-            raise ExecRefused(
-                f"input {item.path!r} cannot be used: {error.message}", code="bad_request", who="caller", path=item.path
-            ) from error
+            words = f"input {item.path!r} cannot be used: {error.message}"
+            raise ExecRefused(words, code="bad_request", who="caller", path=item.path) from error
         room -= len(data)
         if room < 0:
-            raise ExecRefused(
-                f"the inputs have more than {limits.work_size} bytes", code="bad_request", who="caller", path=item.path
-            )
+            words = f"the inputs have more than {limits.work_size} bytes"
+            raise ExecRefused(words, code="bad_request", who="caller", path=item.path)
         result.append((item.path, data))
     return result
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file *path* alone, over threads and processes."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where another thread forked this process meanwhile
-        os.close(fd)
-
-
-def _prune(top: Path) -> None:
-    """Remove copies no run has used for a week; the caller holds the lock."""
-    oldest = time.time() - KEEP_S
-    for path in top.iterdir():
-        if path.name != ".lock" and path.lstat().st_mtime < oldest:
-            discard_tree(path)
 
 
 def _used_lately(copy: Path) -> bool:
@@ -152,12 +119,8 @@ def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:
 
 def _require_digest(mount: SkillMount, digest: str) -> None:
     if digest != mount.tree:
-        raise RootChanged(
-            f"the files of skill {mount.id} are not the ones that were checked",
-            id=mount.id,
-            expected=mount.tree,
-            found=digest,
-        )
+        words = f"the files of skill {mount.id} are not the ones that were checked"
+        raise RootChanged(words, id=mount.id, expected=mount.tree, found=digest)
 
 
 def _copy_tree(mount: SkillMount, target: Path) -> None:

@@ -74,13 +74,10 @@ class HeadBuffer:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._data = bytearray()
-        self.overflow = False
 
     def feed(self, data: bytes) -> None:
         """Take bytes that came."""
-        room = self._limit - len(self._data)
-        self._data += data[:room]
-        self.overflow = self.overflow or len(data) > room
+        self._data += data[: self._limit - len(self._data)]
 
     def value(self) -> bytes:
         """Return the bytes kept."""

@@ -33,7 +33,7 @@ from kdskills.execution.request import (
     LogFiles,
     Owner,
 )
-from kdskills.execution.stage import locked
+from kdskills.execution.dirs import locked
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptOrder, OutFile, OutputBounds, Verdict, VerdictStatus
 from kdskills.jobs.model import Inline, OutputError

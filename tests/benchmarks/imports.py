@@ -22,7 +22,7 @@ from pathlib import Path
 
 from kdskills import SkillsSubsystem, load_bundle
 from kdskills.execution import ExecRequest
-from kdskills.execution.payload import build_payload, entry_argv, host_entry, sandbox_folders
+from kdskills.execution.payload import build_payload, entry_argv, host_entry
 from kdskills.execution.request import SkillMount
 from kdskills.execution.rootfs import build_rootfs
 
@@ -100,7 +100,7 @@ def entry_rows(folder: Path) -> tuple[str, dict[str, Row]]:
     if bwrap and tree:
         wall = [bwrap, "--ro-bind", str(tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--clearenv"]
         wall += ["--tmpfs", "/skills", "--ro-bind", str(folder), "/work"]
-        skill_folders, work = sandbox_folders(mounts), "/work"
+        skill_folders, work = {mount.id: f"/skills/{mount.id}" for mount in mounts}, "/work"
         for mount in mounts:
             wall += ["--ro-bind", str(mount.root), skill_folders[mount.id]]
         python, entry = tree.python, tree.entry

@@ -36,7 +36,7 @@ from kdskills.execution.protocol import ExecutorFactory, ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, not_started
-from kdskills.execution.seccomp import host_filter, shared_rules
+from kdskills.execution.seccomp import SHARED_RULES, host_filter
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import Register, hookimpl
@@ -184,7 +184,7 @@ class SrtRun(TreeRun):
             settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
         )
         files.script.write_bytes(self._script(skills, proxy=bool(domains)))
-        files.filter.write_bytes(host_filter(shared_rules(), ENGINE))
+        files.filter.write_bytes(host_filter(SHARED_RULES, ENGINE))
         for path in self.folder.control.iterdir():
             path.chmod(path.stat().st_mode | 0o044)
         self.hand_over(self._srt_home, *files.answers)

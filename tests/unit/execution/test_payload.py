@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, SkillMount
-from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, host_entry, remap_descriptor, usable_name
+from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, host_entry, remap_descriptor
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -39,14 +39,14 @@ def test_source_and_globals_arrive_verbatim(source, value):
 
 def test_the_payload_says_where_everything_is():
     """Version, file, workdir, limits and the depth of verification are in the work order."""
-    order = json.loads(build_payload(ExecRequest(code="pass", workdir="sub/dir"), rlimits={"nofile": 9}, verify="none"))
+    order = json.loads(build_payload(ExecRequest(code="pass", workdir="sub/dir")))
     assert order == {
         "version": 1,
         "program": {"path": "/tmp/program/main.py", "source": "pass"},
         "workdir": "/work/sub/dir",
         "globals": {},
-        "limits": {"nofile": 9},
-        "verify": "none",
+        "limits": {},
+        "verify": "tree",
     }
 
 
@@ -97,7 +97,7 @@ def test_names_that_cannot_be_globals_are_refused(name):
 @pytest.mark.parametrize("name", ["SKILLS_DESCRIPTOR", "x", "_private", "größe"])
 def test_ordinary_names_are_usable(name):
     """Identifiers of any script may be globals."""
-    assert usable_name(name) is True
+    assert json.loads(build_payload(ExecRequest(code="pass", globals={name: {}})))["globals"].keys() == {name}
 
 
 def test_values_that_are_not_json_are_refused():

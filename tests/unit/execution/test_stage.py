@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
-from kdskills.execution.dirs import private_dir
+from kdskills.execution.dirs import locked, private_dir
 from kdskills.execution.request import InputFile, Limits, SkillMount
-from kdskills.execution.stage import locked, read_inputs, stage_skill
+from kdskills.execution.stage import read_inputs, stage_skill
 from kdskills.skills.safe_open import tree_digest
 
 

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.dirs import private_dir, write_note
+from kdskills.execution.dirs import locked, private_dir, write_note
 from kdskills.execution.owner import is_leftover
 from kdskills.execution.payload import host_entry
 from kdskills.execution.request import Owner
 from kdskills.execution.rootfs import ground_floor_files
-from kdskills.execution.stage import locked
 from kdskills.models.redact import Redactor
 
 if TYPE_CHECKING:

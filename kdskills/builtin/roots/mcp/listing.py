@@ -23,8 +23,7 @@ from urllib.parse import quote, unquote
 
 from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
-from kdskills.execution.dirs import write_note
-from kdskills.execution.stage import locked
+from kdskills.execution.dirs import locked, write_note
 from kdskills.skills import Skill
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
