@@ -162,12 +162,10 @@ def require_limits(can: frozenset[str], best_effort: frozenset[str], engine: str
     """
     missing = sorted(LIMIT_NAMES - can - best_effort)
     if missing:
-        raise ExecRefused(
-            f"{engine} cannot enforce {', '.join(missing)} here; give it what it needs, or list these as best effort",
-            code="limit_not_enforceable",
-            limits=missing,
-            engine=engine,
+        words = (
+            f"{engine} cannot enforce {', '.join(missing)} here; give it what it needs, or list these as best effort"
         )
+        raise ExecRefused(words, code="limit_not_enforceable", limits=missing, engine=engine)
 
 
 def path_problem(path: str) -> str | None:

@@ -208,7 +208,8 @@ class ContainerAnswer:
                     if len(self._buffer) > MAX_LINE:
                         self.broken = "a line of the answer is too long"
                     yield
-                yield from self._event(json.loads(self._take(end + 1)))
+                event = self._event(json.loads(self._take(end + 1)))
+                yield from event
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.broken = f"a line of the answer cannot be understood: {error!r}"
 
@@ -229,11 +230,13 @@ class ContainerAnswer:
             case "end":
                 self.end = _read_end(line, self.plan)
             case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
-                yield from self._until(int(line["size"]))
+                while len(self._buffer) < int(line["size"]):
+                    yield
                 self.report = self._take(int(line["size"]))
             case "file" if 0 <= int(line["size"]) <= self.plan.request.limits.output_size:
                 path, mode, size = str(line["path"]) or "/", int(line["mode"]), int(line["size"])
-                yield from self._until(size)
+                while len(self._buffer) < size:
+                    yield
                 data = self._take(size)
                 if any(glob.matches(tuple(path.split("/"))) for glob in self.plan.globs):
                     self.collection.accept(path, data, mode)
@@ -245,10 +248,6 @@ class ContainerAnswer:
                 self.done = True
             case _:
                 raise ValueError(line["kind"])
-
-    def _until(self, size: int) -> Iterator[None]:
-        while len(self._buffer) < size:
-            yield
 
     def _take(self, size: int) -> bytes:
         data = bytes(self._buffer[:size])

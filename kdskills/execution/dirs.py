@@ -54,9 +54,8 @@ def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> P
     make_folder(path, parents=PASSABLE if os.geteuid() == 0 else FOLDER_MODE)
     info = path.lstat()
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
-        raise ExecRefused(
-            f"{path} must be a folder of uid {os.geteuid()} that nobody else may write to", path=str(path)
-        )
+        words = f"{path} must be a folder of uid {os.geteuid()} that nobody else may write to"
+        raise ExecRefused(words, path=str(path))
     if narrow:
         close_to_others(path)
     if passable and stat.S_IMODE(path.stat().st_mode) & PASSABLE != PASSABLE:

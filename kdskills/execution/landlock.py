@@ -285,11 +285,8 @@ class Uids:
             ExecRefused: `running_as_root` when the range could hold a real account's uid; else every uid is taken.
         """
         if self.base <= 0 or self.all.start < LEAST or self.all.stop > 0xFFFF:
-            raise ExecRefused(
-                f"sandbox_uid = {self.base} leaves no uids for programs; use a number between 1 and {0xFFFF - OFFSET - COUNT}",
-                code="running_as_root",
-                engine="landlock",
-            )
+            words = f"sandbox_uid = {self.base} leaves no uids for programs; use a number between 1 and {0xFFFF - OFFSET - COUNT}"
+            raise ExecRefused(words, code="running_as_root", engine="landlock")
         busy = running_uids()
         for uid in self.all:
             if uid not in busy and not _has_account(uid) and (lease := self.take(uid)) is not None:

@@ -85,8 +85,7 @@ async def choose(
     engines_by_name = {engine.name: engine for engine in engines}
     reports: list[ProbeReport] = []
     for candidate in AUTO_ORDER:
-        engine = engines_by_name.get(candidate)
-        if engine is None:
+        if (engine := engines_by_name.get(candidate)) is None:
             continue
         lowest = min(min_isolation, IsolationLevel.LANDLOCK) if candidate == "landlock" else min_isolation
         if min_isolation > IsolationLevel.NAMESPACE:
@@ -107,28 +106,24 @@ def require_consent(engine: Executor, request: ExecRequest, *, allow_unisolated:
     Raises:
         ExecRefused: `policy_denied`.
     """
-    if engine.level > IsolationLevel.NONE:
-        return
-    if not allow_unisolated or request.profile != UNSAFE_PROFILE:
-        raise ExecRefused(
-            f"{engine.name} runs programs without isolation: the operator's settings must say allow_unisolated = true"
-            f" and the call profile={UNSAFE_PROFILE!r}",
-            code="policy_denied",
-            engine=engine.name,
-        )
+    if engine.level == IsolationLevel.NONE and not (allow_unisolated and request.profile == UNSAFE_PROFILE):
+        raise _without_consent(engine, f" and the call profile={UNSAFE_PROFILE!r}")
+
+
+def _without_consent(engine: Executor, further: str = "") -> ExecRefused:
+    words = f"{engine.name} runs programs without isolation: the operator's settings must say allow_unisolated = true"
+    return ExecRefused(words + further, code="policy_denied", engine=engine.name)
 
 
 def unavailable(reports: Sequence[ProbeReport]) -> ExecRefused:
     """Return the refusal that lists every probe and what would cure it."""
-    lines = [f"{report.engine}: {report.cure or 'its probe failed'}" for report in reports]
-    return ExecRefused(
-        "no isolation engine works here" + (f" ({'; '.join(lines)})" if lines else ": none is installed"),
-        code="engine_unavailable",
-        probes=[
-            {"engine": one.engine, "cure": one.cure, "failed": [f"{c.name}: {c.found}" for c in one.checks if not c.ok]}
-            for one in reports
-        ],
-    )
+    lines = "; ".join(f"{report.engine}: {report.cure or 'its probe failed'}" for report in reports)
+    words = "no isolation engine works here" + (f" ({lines})" if lines else ": none is installed")
+    probes = [
+        {"engine": one.engine, "cure": one.cure, "failed": [f"{c.name}: {c.found}" for c in one.checks if not c.ok]}
+        for one in reports
+    ]
+    return ExecRefused(words, code="engine_unavailable", probes=probes)
 
 
 async def _engine_by_name(
@@ -140,18 +135,11 @@ async def _engine_by_name(
         raise ExecRefused(f"no engine is named {name!r}; there are: {names}", engine=name)
     if engine.level == IsolationLevel.NONE:
         if not allow_unisolated:
-            raise ExecRefused(
-                f"{name} runs programs without isolation: the operator's settings must say allow_unisolated = true",
-                code="policy_denied",
-                engine=name,
-            )
+            raise _without_consent(engine)
         return engine
     if engine.level < min_isolation:
-        raise ExecRefused(
-            f"{name} isolates at level {engine.level.name}, below {min_isolation.name}",
-            code="isolation_too_weak",
-            engine=name,
-        )
+        words = f"{name} isolates at level {engine.level.name}, below {min_isolation.name}"
+        raise ExecRefused(words, code="isolation_too_weak", engine=name)
     report = await engine.probe()
     if not report.ok:
         raise unavailable([report])

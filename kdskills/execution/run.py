@@ -405,17 +405,12 @@ class ExecutionEngine(ABC):
             require_endings(self.name)
         plan = check_request(request)
         if request.network != "none" and not self.networks:
-            raise ExecRefused(
-                f"{self.name} cannot restrict a program to some hosts", code="limit_not_enforceable", engine=self.name
-            )
+            words = f"{self.name} cannot restrict a program to some hosts"
+            raise ExecRefused(words, code="limit_not_enforceable", engine=self.name)
         for name, least in self.least.items():
             if getattr(request.limits, name) < least:
-                raise ExecRefused(
-                    f"{self.name} itself needs a limit of at least {least} for {name}",
-                    code="limit_not_enforceable",
-                    limits=[name],
-                    engine=self.name,
-                )
+                words = f"{self.name} itself needs a limit of at least {least} for {name}"
+                raise ExecRefused(words, code="limit_not_enforceable", limits=[name], engine=self.name)
         return plan
 
     def require(self, enforced: frozenset[str]) -> frozenset[str]:

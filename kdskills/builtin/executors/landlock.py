@@ -124,9 +124,8 @@ def _usable_version() -> int:
     missing = sorted(name for name, bit in _CAPABILITIES.items() if not effective_capabilities() >> bit & 1)
     if missing:
         names = ", ".join(f"CAP_{name}" for name in missing)
-        raise ExecRefused(
-            f"give the container the capabilities {names}: programs get a uid of their own", engine=ENGINE
-        )
+        words = f"give the container the capabilities {names}: programs get a uid of their own"
+        raise ExecRefused(words, engine=ENGINE)
     if shutil.which("du") is None:
         raise ExecRefused("du not found; install the package coreutils", engine=ENGINE)
     return version
@@ -142,9 +141,8 @@ def _demand_reachable(folder: Path) -> None:
     """Raise ExecRefused when programs, which have a uid of their own, cannot enter *folder*."""
     closed = next((path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001), None)
     if closed is not None:
-        raise ExecRefused(
-            f"{closed} is closed to programs' uids: choose another folder for cache and state", engine=ENGINE
-        )
+        words = f"{closed} is closed to programs' uids: choose another folder for cache and state"
+        raise ExecRefused(words, engine=ENGINE)
 
 
 @hookimpl

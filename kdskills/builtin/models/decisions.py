@@ -13,14 +13,20 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kdskills.hooks import hookimpl
-from kdskills.models import Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolCall, ToolSpec, open_model
-
-if TYPE_CHECKING:
-    from kdskills.hooks import Register
-    from kdskills.models import ModelFactory
+from kdskills.hooks import Register, hookimpl
+from kdskills.models import (
+    Message,
+    ModelFactory,
+    ModelProvider,
+    ModelReply,
+    ModelRequest,
+    TextDelta,
+    ToolCall,
+    ToolSpec,
+    open_model,
+)
 
 _RULES = """\
 Answer with exactly one JSON object and nothing else.

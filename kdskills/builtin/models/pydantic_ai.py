@@ -9,20 +9,28 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdskills.errors import BadRequest, MissingExtra, ModelFailed
-from kdskills.hooks import hookimpl
-from kdskills.models import Message, ModelReply, ModelRequest, Redactor, TextDelta, ToolCall, Usage, parse_address
+from kdskills.hooks import Register, hookimpl
+from kdskills.models import (
+    Message,
+    ModelFactory,
+    ModelReply,
+    ModelRequest,
+    Redactor,
+    TextDelta,
+    ToolCall,
+    Usage,
+    parse_address,
+)
 from kdskills.models.redact import parse_object
 
 if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError
     from pydantic_ai.messages import ModelMessage, ModelResponse
     from pydantic_ai.models import Model
-
-    from kdskills.hooks import Register
-    from kdskills.models import ModelAddress, ModelFactory
 
 RETRYABLE = frozenset({408, 409, 429})
 _FULL = (
@@ -214,68 +222,48 @@ def _short(text: str) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
-def open_openai(target: str) -> PydanticAIModel:
-    """Open `openai:NAME[@URL]`: the OpenAI API, or any server speaking its chat completions.
+def open_live(provider: str, target: str) -> PydanticAIModel:
+    """Open `NAME[@URL]`: of Anthropic, of Ollama, or of OpenAI and any server speaking its chat completions.
 
-    Keys come from `OPENAI_API_KEY`, the URL also from `OPENAI_BASE_URL`. A server of one's own needs no key.
+    The key comes from `<PROVIDER>_API_KEY`, and the URL also from `<PROVIDER>_BASE_URL`; Ollama is by default on this
+    machine. A server of one's own needs no key.
     """
-    address = parse_address(target, base_url=os.environ.get("OPENAI_BASE_URL"))
-    key = os.environ.get("OPENAI_API_KEY") or ("unused" if address.base_url else None)
-    return _open_chat("openai", address, key)
-
-
-def open_ollama(target: str) -> PydanticAIModel:
-    """Open `ollama:NAME[@URL]`, by default on this machine."""
-    address = parse_address(target, base_url=os.environ.get("OLLAMA_BASE_URL") or OLLAMA_URL)
-    return _open_chat("ollama", address, os.environ.get("OLLAMA_API_KEY") or "unused")
-
-
-def open_anthropic(target: str) -> PydanticAIModel:
-    """Open `anthropic:NAME[@URL]`; the key comes from `ANTHROPIC_API_KEY`."""
-    address = parse_address(target, base_url=os.environ.get("ANTHROPIC_BASE_URL"))
-    key = os.environ.get("ANTHROPIC_API_KEY") or ("unused" if address.base_url else None)
-    _require_key("anthropic", key)
-    try:
-        from anthropic import AsyncAnthropic
-        from pydantic_ai.models.anthropic import AnthropicModel
-        from pydantic_ai.providers.anthropic import AnthropicProvider
-    except ImportError:
-        raise MissingExtra("a live model", "models") from None
-    client = AsyncAnthropic(api_key=key, base_url=address.base_url, max_retries=0)
-    model = AnthropicModel(address.model, provider=AnthropicProvider(anthropic_client=client))
-    return PydanticAIModel(model, name=f"anthropic:{address.model}", context_window=200_000, key=key)
-
-
-def _open_chat(provider: str, address: ModelAddress, key: str | None) -> PydanticAIModel:
-    _require_key(provider, key)
-    try:
-        from openai import AsyncOpenAI
-        from pydantic_ai.models.ollama import OllamaModel
-        from pydantic_ai.models.openai import OpenAIChatModel
-        from pydantic_ai.providers.ollama import OllamaProvider
-        from pydantic_ai.providers.openai import OpenAIProvider
-    except ImportError:
-        raise MissingExtra("a live model", "models") from None
-    client = AsyncOpenAI(api_key=key, base_url=address.base_url, max_retries=0)
-    model: Model[Any] = (
-        OllamaModel(address.model, provider=OllamaProvider(openai_client=client))
-        if provider == "ollama"
-        else OpenAIChatModel(address.model, provider=OpenAIProvider(openai_client=client))
-    )
-    return PydanticAIModel(model, name=f"{provider}:{address.model}", key=key)
-
-
-def _require_key(provider: str, key: str | None) -> None:
+    variable, default = f"{provider.upper()}_API_KEY", OLLAMA_URL if provider == "ollama" else None
+    address = parse_address(target, base_url=os.environ.get(f"{provider.upper()}_BASE_URL") or default)
+    key = os.environ.get(variable) or ("unused" if address.base_url else None)
     if key is None:
-        variable = f"{provider.upper()}_API_KEY"
-        raise BadRequest(
-            f"set {variable}, or name a server with {provider}:NAME@URL", model=provider, variable=variable
-        )
+        words = f"set {variable}, or name a server with {provider}:NAME@URL"
+        raise BadRequest(words, model=provider, variable=variable)
+    how: dict[str, Any] = {"api_key": key, "base_url": address.base_url, "max_retries": 0}
+    model: Model[Any]
+    try:
+        if provider == "anthropic":
+            from anthropic import AsyncAnthropic
+            from pydantic_ai.models.anthropic import AnthropicModel
+            from pydantic_ai.providers.anthropic import AnthropicProvider
+
+            anthropic = AnthropicProvider(anthropic_client=AsyncAnthropic(**how))
+            model = AnthropicModel(address.model, provider=anthropic)
+        else:
+            from openai import AsyncOpenAI
+            from pydantic_ai.models.ollama import OllamaModel
+            from pydantic_ai.models.openai import OpenAIChatModel
+            from pydantic_ai.providers.ollama import OllamaProvider
+            from pydantic_ai.providers.openai import OpenAIProvider
+
+            client = AsyncOpenAI(**how)
+            if provider == "ollama":
+                model = OllamaModel(address.model, provider=OllamaProvider(openai_client=client))
+            else:
+                model = OpenAIChatModel(address.model, provider=OpenAIProvider(openai_client=client))
+    except ImportError:
+        raise MissingExtra("a live model", "models") from None
+    window = 200_000 if provider == "anthropic" else None
+    return PydanticAIModel(model, name=f"{provider}:{address.model}", context_window=window, key=key)
 
 
 @hookimpl
 def kdskills_register_models(register: Register[ModelFactory]) -> None:
     """Add the prefixes `openai`, `anthropic` and `ollama`."""
-    register("openai", open_openai)
-    register("anthropic", open_anthropic)
-    register("ollama", open_ollama)
+    for provider in ("openai", "anthropic", "ollama"):
+        register(provider, partial(open_live, provider))

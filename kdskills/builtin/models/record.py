@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kdskills.hooks import hookimpl
-from kdskills.models import ModelProvider, ModelReply, ModelRequest, Redactor, TextDelta, open_model
+from kdskills.hooks import Register, hookimpl
+from kdskills.models import ModelFactory, ModelProvider, ModelReply, ModelRequest, Redactor, TextDelta, open_model
 from kdskills.models.cassette import (
     SCHEMA,
     Cassette,
@@ -20,10 +19,6 @@ from kdskills.models.cassette import (
     write_cassette,
 )
 from kdskills.models.redact import parse_object
-
-if TYPE_CHECKING:
-    from kdskills.hooks import Register
-    from kdskills.models import ModelFactory
 
 DEFAULT_FILE = "recording.yaml"
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kdskills.errors import BadRequest, ReplayError
-from kdskills.hooks import hookimpl
-from kdskills.models import ModelReply, ModelRequest, Redactor, TextDelta
+from kdskills.hooks import Register, hookimpl
+from kdskills.models import ModelFactory, ModelReply, ModelRequest, Redactor, TextDelta
 from kdskills.models.cassette import Cassette, CassetteEntry, check_fit, read_cassette
-
-if TYPE_CHECKING:
-    from kdskills.hooks import Register
-    from kdskills.models import ModelFactory
 
 
 class ReplayModel:

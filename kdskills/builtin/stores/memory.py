@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from kdskills.hooks import hookimpl
-from kdskills.session.store import MemoryStore
-
-if TYPE_CHECKING:
-    from kdskills.hooks import Register
-    from kdskills.session.store import SessionStore
+from kdskills.hooks import Register, hookimpl
+from kdskills.session.store import MemoryStore, SessionStore
 
 
 @hookimpl

@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kdskills.hooks import hookimpl
+from kdskills.hooks import Register, hookimpl
 from kdskills.session.store import (
     ImportedSkill,
     LoadedSkill,
     SessionHead,
     SessionRecord,
+    SessionStore,
     StoreConflict,
     StoreUnavailable,
 )
-from kdskills.storage.database import Database, micros, moment_of, upsert, utc_now, word_type
+from kdskills.storage.database import Database, LazyModule, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-
-    from kdskills.hooks import Register
-    from kdskills.session.store import SessionStore
+else:
+    sa = LazyModule("sqlalchemy")
 
 STORE_NAME = "the session store"
 
@@ -57,40 +57,6 @@ def entries_of_text(text: str) -> tuple[LoadedSkill, ...]:
     return tuple(map(entry, json.loads(text)))
 
 
-class Tables:
-    """The tables, described once per store; nothing of SQLAlchemy is imported before one is opened."""
-
-    def __init__(self) -> None:
-        import sqlalchemy as sa
-
-        word = word_type(200)
-        self.metadata = sa.MetaData()
-        self.sessions = sa.Table(
-            "kd_sessions",
-            self.metadata,
-            sa.Column("session_id", word, primary_key=True),
-            sa.Column("consumer", sa.String(500), nullable=False, index=True),
-            sa.Column("version", sa.Integer, nullable=False),
-            sa.Column("created_at", sa.BigInteger, nullable=False),
-            sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
-            sa.Column("max_active", sa.Integer),
-            sa.Column("active", sa.Text, nullable=False),
-        )
-        self.uses = sa.Table(
-            "kd_session_texts",
-            self.metadata,
-            sa.Column("session_id", word, primary_key=True),
-            sa.Column("digest", sa.String(80), primary_key=True, index=True),
-        )
-        self.texts = sa.Table(
-            "kd_skill_texts",
-            self.metadata,
-            sa.Column("digest", sa.String(80), primary_key=True),
-            sa.Column("body", sa.Text, nullable=False),
-            sa.Column("kept_at", sa.BigInteger, nullable=False),
-        )
-
-
 class SqlStore:
     """Keeps sessions in the database at *url*; tables are made when they are not there.
 
@@ -108,8 +74,32 @@ class SqlStore:
     def __init__(self, url: str, *, clock: Callable[[], datetime] = utc_now) -> None:
         self._clock = clock
         self._database = Database(url, label=STORE_NAME, failure=StoreUnavailable)
-        self._tables = Tables()
-        self._database.create(self._tables.metadata)
+        word, metadata = word_type(200), sa.MetaData()
+        self._sessions = sa.Table(
+            "kd_sessions",
+            metadata,
+            sa.Column("session_id", word, primary_key=True),
+            sa.Column("consumer", sa.String(500), nullable=False, index=True),
+            sa.Column("version", sa.Integer, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
+            sa.Column("max_active", sa.Integer),
+            sa.Column("active", sa.Text, nullable=False),
+        )
+        self._uses = sa.Table(
+            "kd_session_texts",
+            metadata,
+            sa.Column("session_id", word, primary_key=True),
+            sa.Column("digest", sa.String(80), primary_key=True, index=True),
+        )
+        self._texts = sa.Table(
+            "kd_skill_texts",
+            metadata,
+            sa.Column("digest", sa.String(80), primary_key=True),
+            sa.Column("body", sa.Text, nullable=False),
+            sa.Column("kept_at", sa.BigInteger, nullable=False),
+        )
+        self._database.create(metadata)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -125,7 +115,7 @@ class SqlStore:
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Renew the idle clock, never backwards; False for an unknown id."""
-        table = self._tables.sessions
+        table = self._sessions
 
         def change(link: sa.Connection) -> bool:
             is_session = table.c.session_id == session_id
@@ -140,15 +130,15 @@ class SqlStore:
         """Forget the session; False for an unknown id."""
 
         def change(link: sa.Connection) -> bool:
-            self._forget_uses(link, session_id)
-            table = self._tables.sessions
+            link.execute(self._uses.delete().where(self._uses.c.session_id == session_id))
+            table = self._sessions
             return link.execute(table.delete().where(table.c.session_id == session_id)).rowcount > 0
 
         return await self._database.write(change)
 
     async def page(self, *, consumer: str | None, after: str | None, limit: int) -> list[SessionHead]:
         """Return up to *limit* heads sorted by id."""
-        table = self._tables.sessions
+        table = self._sessions
         query = table.select().order_by(table.c.session_id).limit(limit)
         if consumer is not None:
             query = query.where(table.c.consumer == consumer)
@@ -159,9 +149,7 @@ class SqlStore:
 
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*, and texts nobody refers to any longer."""
-        import sqlalchemy as sa
-
-        sessions, uses, texts = self._tables.sessions, self._tables.uses, self._tables.texts
+        sessions, uses, texts = self._sessions, self._uses, self._texts
         idle = sessions.c.touched_at < micros(idle_before)
 
         def change(link: sa.Connection) -> int:
@@ -176,7 +164,7 @@ class SqlStore:
 
     async def put_body(self, digest: str, text: str) -> None:
         """Keep the SKILL.md text of *digest*; keeping it again renews how long it stays unused."""
-        table = self._tables.texts
+        table = self._texts
         values = {"digest": digest, "body": text, "kept_at": micros(self._clock())}
 
         def change(link: sa.Connection) -> None:
@@ -188,17 +176,17 @@ class SqlStore:
 
     async def get_body(self, digest: str) -> str | None:
         """Return the SKILL.md text of *digest*, or None."""
-        table = self._tables.texts
+        table = self._texts
         query = table.select().with_only_columns(table.c.body).where(table.c.digest == digest)
         return await self._database.read(lambda link: link.execute(query).scalar())
 
     def _record(self, link: sa.Connection, session_id: str) -> SessionRecord | None:
-        table = self._tables.sessions
+        table = self._sessions
         row = link.execute(table.select().where(table.c.session_id == session_id)).mappings().first()
         return None if row is None else record_of(row)
 
     def _write(self, link: sa.Connection, record: SessionRecord, expect: int | None) -> None:
-        table = self._tables.sessions
+        table = self._sessions
         values = {
             "consumer": record.consumer,
             "version": record.version,
@@ -217,19 +205,12 @@ class SqlStore:
         if written_row is None:
             stored = self._record(link, record.session_id)
             stored_version = None if stored is None else stored.version
-            raise StoreConflict(
-                f"session {record.session_id} is at version {stored_version}, not {expect}",
-                expected=expect,
-                found=stored_version,
-            )
-        self._forget_uses(link, record.session_id)
+            words = f"session {record.session_id} is at version {stored_version}, not {expect}"
+            raise StoreConflict(words, expected=expect, found=stored_version)
+        link.execute(self._uses.delete().where(self._uses.c.session_id == record.session_id))
         rows = [{"session_id": record.session_id, "digest": digest} for digest in sorted(record.digests)]
         if rows:
-            link.execute(self._tables.uses.insert(), rows)
-
-    def _forget_uses(self, link: sa.Connection, session_id: str) -> None:
-        uses = self._tables.uses
-        link.execute(uses.delete().where(uses.c.session_id == session_id))
+            link.execute(self._uses.insert(), rows)
 
 
 def record_of(row: Mapping[Any, Any]) -> SessionRecord:

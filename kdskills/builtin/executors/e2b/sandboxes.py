@@ -70,9 +70,8 @@ class Cloud:
         try:
             import e2b
         except ImportError:
-            raise ExecRefused(
-                "the engine e2b needs the package e2b: pip install 'kdskills[e2b]'", engine="e2b"
-            ) from None
+            words = "the engine e2b needs the package e2b: pip install 'kdskills[e2b]'"
+            raise ExecRefused(words, engine="e2b") from None
         self.sdk = e2b
         self._options = options
         self._redactor = Redactor([key])
