@@ -188,8 +188,7 @@ class AgentRules(Terms):
 def rule_list(value: object, key: str) -> tuple[str, ...]:
     """Read a list of rules; a string is a list of one, None an empty one.
 
-    Raises:
-        DescriptorError: Another type, or a short id: numbers belong to one view.
+    Raises DescriptorError for another type, and for a short id: numbers belong to one view.
     """
     entries = _entries(value, key, "a list of rules")
     for entry in entries:

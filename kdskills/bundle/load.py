@@ -277,13 +277,8 @@ def _optional_file(root: Path, name: str, findings: list[Diagnostic]) -> Path | 
 def read_assignments(data: bytes, path: Path) -> dict[str, Any]:
     """Return the names that Python source assigns literals to, with their values; the later assignment counts.
 
-    Args:
-        data: The source.
-        path: Where it lies, for errors.
-
-    Raises:
-        BundleError: `bundle_untrusted`: it holds code. `bundle_python_failed`: it is no Python. `bundle_unreadable`: it
-            is too large or nested too deep to be read.
+    Raises BundleError: `bundle_untrusted` for code, `bundle_python_failed` for what is no Python, `bundle_unreadable`
+    for what is too large or nested too deep to be read.
     """
     if len(data) > MAX_LITERAL:
         _unreadable(path, f"larger than {MAX_LITERAL} bytes, and so not read as data; write it as JSON or YAML")

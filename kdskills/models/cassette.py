@@ -103,7 +103,13 @@ class When(_Form):
     @field_validator("results", mode="before")
     @classmethod
     def _read_results(cls, value: Any) -> Any:
-        return [_result_text(item) for item in value] if isinstance(value, list) else value
+        results = [*value] if isinstance(value, list) else value
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(item, dict) and "tool" in item:
+                item = [item["tool"], item.get("ok", True)]
+            if isinstance(item, list) and len(item) == 2:
+                results[number] = f"{item[0]}{'' if item[1] else ' failed'}"
+        return results
 
 
 class CassetteEntry(_Form):
@@ -139,8 +145,7 @@ class Cassette(BaseModel):
 def parse_cassette(text: str, *, name: str = "cassette") -> Cassette:
     """Return the cassette written in *text*.
 
-    Raises:
-        ReplayError: It is no cassette (code `cassette_invalid`); the message names what is wrong where.
+    Raises ReplayError (`cassette_invalid`) when it is none; the message names what is wrong where.
     """
     try:
         return Cassette.model_validate(yaml.safe_load(text))
@@ -230,17 +235,10 @@ def _without_turn_folder(path: re.Match[str]) -> str:
 def check_fit(
     entry: CassetteEntry, request: ModelRequest, match: Match, index: int, *, mask: Callable[[str], str] = str
 ) -> None:
-    """Compare a request with the recorded one.
+    """Compare a request with the recorded one, as strictly as *match* says; *index* the entry's place on the cassette.
 
-    Args:
-        entry: What was recorded.
-        request: What is asked now.
-        match: How strictly they are compared.
-        index: Place of the entry on the cassette.
-        mask: What the recording did to texts that hold secrets.
-
-    Raises:
-        ReplayError: `replay_diverged`, with `index`, `field`, `expected` and `got`.
+    *mask* is what the recording did to texts that hold secrets. Raises ReplayError: `replay_diverged`, with `index`,
+    `field`, `expected` and `got`.
     """
     if match == "order":
         return
@@ -263,16 +261,6 @@ def check_fit(
 def safe_spelling(tool: str) -> str:
     """Return a tool's name in its safe spelling, by which both spellings compare equal."""
     return tool.replace(".", "_")
-
-
-def _result_text(item: Any) -> Any:
-    if isinstance(item, list) and len(item) == 2:
-        tool, ok = item
-    elif isinstance(item, dict) and "tool" in item:
-        tool, ok = item["tool"], item.get("ok", True)
-    else:
-        return item
-    return f"{tool}{'' if ok else ' failed'}"
 
 
 def _diverged(index: int, role: str, field: str, expected: object, actual: object) -> ReplayError:

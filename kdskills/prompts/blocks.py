@@ -101,12 +101,6 @@ def xml_value(text: str) -> str:
     return html.escape(xml_characters(text), quote=True)
 
 
-def xml_attribute(text: str) -> str:
-    """Escape *text* to stand within double quotes; line breaks and tabs become references."""
-    escaped = xml_value(text)
-    return escaped.replace("\n", "&#10;").replace("\t", "&#9;").replace("\r", "&#13;")
-
-
 def cdata(text: str) -> str:
     """Return *text* so that it cannot end the CDATA section around it."""
     return xml_characters(text).replace("]]>", "]]]]><![CDATA[>")
@@ -129,16 +123,10 @@ def hidden_alias(full_id: str) -> str:
 
 
 def disarm(text: str, header: str) -> tuple[str, tuple[int, ...]]:
-    """Put a backslash before every line of *text* that begins like the structure of a block.
+    """Put a backslash before every line of *text* that begins like the structure of a block with this *header*.
 
-    Zero-width characters are overlooked within the first words too: a line that looks like a heading is one.
-
-    Args:
-        text: A skill's text.
-        header: The header of the block it will stand in.
-
-    Returns:
-        The text, and the 1-based numbers of the lines that were changed.
+    Zero-width characters are overlooked within the first words too: a line that looks like a heading is one. With the
+    text come the 1-based numbers of the lines that were changed.
     """
     structure = _structure(header)
     pieces = _pattern(f"(\r\n|[{_LINE_BREAK}])").split(text)
@@ -168,6 +156,7 @@ def _structure(header: str) -> re.Pattern[str]:
     )
 
 
+_WITHIN_QUOTES = {9: "&#9;", 10: "&#10;", 13: "&#13;"}  # else a parser reads them as blanks
 _ATTRIBUTE = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
@@ -214,7 +203,12 @@ def render_active(entries: Sequence[ActiveEntry], *, environment: jinja2.Environ
             if key == "name" or not re.fullmatch(_ATTRIBUTE, key):
                 raise ValueError(f"{key!r} cannot be a further attribute of an active skill")
         named = (("name", entry.hidden_alias or entry.name), *sorted(entry.attributes.items()))
-        rows.append({"attributes": [(key, xml_attribute(v)) for key, v in named], "text": cdata(entry.text)})
+        rows.append(
+            {
+                "attributes": [(key, xml_value(v).translate(_WITHIN_QUOTES)) for key, v in named],
+                "text": cdata(entry.text),
+            }
+        )
     return render("active_skills.xml.j2", environment, {"entries": rows})
 
 

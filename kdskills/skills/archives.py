@@ -60,13 +60,10 @@ _ENCRYPTIONS = ENCRYPTED | STRONGLY_ENCRYPTED | MASKED
 
 @dataclass(frozen=True, slots=True)
 class UnpackPlan:
-    """What would be unpacked.
+    """What would be unpacked: entries by where they go below the skill's folder, and what was left out.
 
-    Attributes:
-        root: Name of the single root folder; None when the skill file lies at the top.
-        skill_file: `SKILL.md` or `skill.md`.
-        files: Entries by path, where each goes below the skill's folder.
-        notes: What was left out.
+    `root` is the single root folder, None when the skill file lies at the top; `skill_file` is `SKILL.md` or
+    `skill.md`.
     """
 
     root: str | None
@@ -76,11 +73,7 @@ class UnpackPlan:
 
 
 def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
-    """Return what of *entries* makes the skill.
-
-    Raises:
-        ArchiveRefused: A rule is broken; the first entry that breaks it is named.
-    """
+    """Return what of *entries* makes the skill. Raises ArchiveRefused for the first entry that breaks a rule."""
     files: list[tuple[tuple[str, ...], ZipEntry]] = []
     folders: list[tuple[tuple[str, ...], ZipEntry]] = []
     ignored: list[ZipEntry] = []
@@ -124,8 +117,7 @@ def _refuse_first(entry: ZipEntry, rules: Iterable[tuple[bool, str, str]]) -> No
 def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
     """Return an entry's path and whether it is a folder's.
 
-    Raises:
-        ArchiveRefused: The name could lead anywhere but below the skill's folder, or means different things to readers.
+    Refused is a name that could lead anywhere but below the skill's folder, or means different things to readers.
     """
     try:
         name = entry.raw.decode("utf-8")

@@ -13,13 +13,13 @@ from kdskills.skills.fields import fallback_id
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import (
     COMPACT_FILE,
+    LIMITS,
     SKILL_FILES,
     SKILL_YAML,
     SOURCES_FILES,
     TOOLS_FILES,
     ContentReader,
     RegistryContent,
-    limit_of,
     read_compact,
     read_tools,
     unusable,
@@ -127,8 +127,11 @@ def unreadable_note(path: str, reason: str | FileRefused | OSError) -> Diagnosti
 
 
 @dataclass(slots=True)
-class Subtree:
-    """What a skill's folder owns: the folders below it, the stamps of itself and of these, nested skills, and how much."""
+class SkillFolder:
+    """A skill's folder as it is looked through and read; fields are those of `SkillRecord`, as far as it has them.
+
+    `count` and `size` are of the files and links in it and in `below`, `findings` are about what was read.
+    """
 
     stamps: bytes = b""
     below: list[str] = field(default_factory=list)
@@ -136,6 +139,10 @@ class Subtree:
     notes: list[Diagnostic] = field(default_factory=list)
     count: int = 0
     size: int = 0
+    files: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+    findings: list[Diagnostic] = field(default_factory=list)
+    tools: tuple[SkillTool, ...] = ()
 
     @property
     def over(self) -> bool:
@@ -150,16 +157,16 @@ class Subtree:
         self.size += listing.size
 
 
-def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> Subtree:
+def walk_skill(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> SkillFolder:
     """Look through everything an open skill's folder owns.
 
     With *nested* deeper skill files are skills of their own, and their folders are left to them.
     """
-    subtree = Subtree()
-    subtree.add(listing)
-    _descend(descriptor, path, listing.folders, subtree, nested, depth=1)
-    if subtree.over:
-        subtree.notes.append(
+    skill = SkillFolder()
+    skill.add(listing)
+    _descend(descriptor, path, listing.folders, skill, nested, depth=1)
+    if skill.over:
+        skill.notes.append(
             Diagnostic(
                 "skill_large",
                 "warning",
@@ -167,38 +174,38 @@ def walk_subtree(descriptor: int, path: str, listing: FolderListing, *, nested: 
                 printable_path(path),
             )
         )
-    return subtree
+    return skill
 
 
-def _descend(parent: int, path: str, names: list[str], subtree: Subtree, nested: bool, depth: int) -> None:
+def _descend(parent: int, path: str, names: list[str], skill: SkillFolder, nested: bool, depth: int) -> None:
     for name in names:
-        if subtree.over:
+        if skill.over:
             return
         folder_path = join(path, name)
         if depth > MAX_DEPTH:
-            subtree.notes.append(unreadable_note(folder_path, f"it is deeper than {MAX_DEPTH} folders"))
+            skill.notes.append(unreadable_note(folder_path, f"it is deeper than {MAX_DEPTH} folders"))
             return
         try:
             descriptor = open_folder_at(parent, name, folder_path)
         except FileRefused as refusal:
-            subtree.notes.append(unreadable_note(folder_path, refusal))
+            skill.notes.append(unreadable_note(folder_path, refusal))
             continue
         try:
             listing = list_folder(descriptor, folder_path)
-            subtree.below.append(folder_path)
+            skill.below.append(folder_path)
             if listing.skill_file is not None:
-                subtree.nested.append(folder_path)
+                skill.nested.append(folder_path)
                 if nested:
                     # Its listing still counts here: without its skill file the folder falls back to this skill.
-                    subtree.stamps += listing.stamp
+                    skill.stamps += listing.stamp
                     continue
                 printable = printable_path(join(folder_path, listing.skill_file))
                 message = f"{printable} lies inside another skill and is one of its resources."
-                subtree.notes.append(Diagnostic("nested_skill", "info", message, printable))
-            subtree.add(listing)
-            _descend(descriptor, folder_path, listing.folders, subtree, nested, depth + 1)
+                skill.notes.append(Diagnostic("nested_skill", "info", message, printable))
+            skill.add(listing)
+            _descend(descriptor, folder_path, listing.folders, skill, nested, depth + 1)
         except OSError as error:
-            subtree.notes.append(unreadable_note(folder_path, error))
+            skill.notes.append(unreadable_note(folder_path, error))
         finally:
             os.close(descriptor)
 
@@ -329,9 +336,9 @@ class RootScanner:
                 return
             if listing.skill_file is not None and depth:
                 descriptor = folder.descriptor()
-                subtree = walk_subtree(descriptor, path, listing, nested=self._root.nested)
+                skill = walk_skill(descriptor, path, listing, nested=self._root.nested)
                 old = self._old_skills.get(path)
-                self._adopt(folder, self._load(descriptor, path, namespace, listing, subtree, old), depth)
+                self._adopt(folder, self._load(descriptor, path, namespace, listing, skill, old), depth)
                 return
             plain = self._plain(path, listing, depth)
         self._folders[path] = plain
@@ -455,17 +462,6 @@ _COMPANIONS = ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES)
 _AS_IS = frozenset({"symlink", "too_large"})
 
 
-@dataclass(slots=True)
-class _Read:
-    """The files of a skill as read, what was found in them, and the tools they name."""
-
-    files: tuple[str, ...] = ()
-    digests: tuple[str, ...] = ()
-    stamps: bytes = b""
-    findings: list[Diagnostic] = field(default_factory=list)
-    tools: tuple[SkillTool, ...] = ()
-
-
 class SkillLoader:
     """Reads and parses the skills of one root; *reader* serves their long texts later."""
 
@@ -484,57 +480,57 @@ class SkillLoader:
         path: str,
         layout_namespace: str,
         listing: FolderListing,
-        subtree: Subtree,
+        skill: SkillFolder,
         old: SkillRecord | None,
     ) -> SkillRecord:
         """Return the record of the skill in an open folder. Nothing in a file raises."""
         name = listing.skill_file
         assert name is not None  # the folder is a skill's because of it
-        read = _Read()
-        data = self._read(descriptor, path, name, read, listing)
+        data = self._read(descriptor, path, name, skill, listing)
         for names in _COMPANIONS if len(listing.files) > 1 else ():
             companion = next((each for each in names if each in listing.files), None)
-            text = None if companion is None else self._read(descriptor, path, companion, read, listing)
+            text = None if companion is None else self._read(descriptor, path, companion, skill, listing)
             if companion is None or text is None:
                 continue
             printable = printable_path(join(path, companion))
             # Sources are understood on first use: the digest is all that discovery needs of them.
             if names is TOOLS_FILES:
-                read.tools, findings, _ = read_tools(text, name=companion, path=printable)
-                read.findings += findings
+                skill.tools, findings, _ = read_tools(text, name=companion, path=printable)
+                skill.findings += findings
             elif companion == COMPACT_FILE:
-                read.findings += read_compact(text, path=printable).diagnostics
+                skill.findings += read_compact(text, path=printable).diagnostics
         if (
             old is not None
             and old.layout_namespace == layout_namespace
-            and (old.files, old.digests) == (read.files, read.digests)
-            and all(read.digests)
+            and (old.files, old.digests) == (skill.files, skill.digests)
+            and all(skill.digests)
         ):
             parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
         else:
-            parsed = self._parse(data, path, name, layout_namespace, read)
+            parsed = self._parse(data, path, name, layout_namespace, skill)
         assert parsed.full_id is not None  # known for every folder
-        stamps = subtree.stamps + read.stamps
         return make_record(
             path,
             layout_namespace,
-            tuple(subtree.below),
-            read.files,
-            read.digests,
-            stamps,
-            newest_of(stamps),
-            tuple(subtree.nested),
-            tuple(subtree.notes),
+            tuple(skill.below),
+            skill.files,
+            skill.digests,
+            skill.stamps,
+            newest_of(skill.stamps),
+            tuple(skill.nested),
+            tuple(skill.notes),
             parsed.full_id,
             parsed.skill,
             parsed.diagnostics,
         )
 
-    def _parse(self, data: bytes | None, path: str, name: str, layout_namespace: str, read: _Read) -> ParsedSkill:
+    def _parse(
+        self, data: bytes | None, path: str, name: str, layout_namespace: str, skill: SkillFolder
+    ) -> ParsedSkill:
         folder = path.rpartition("/")[2]
         fixed = self._root.fixed_namespace
         if data is None:
-            return ParsedSkill(None, tuple(read.findings), ".".join(fallback_id(folder, fixed or layout_namespace)))
+            return ParsedSkill(None, tuple(skill.findings), ".".join(fallback_id(folder, fixed or layout_namespace)))
         return parse_parts(
             data,
             folder=folder,
@@ -544,21 +540,21 @@ class SkillLoader:
             fixed_namespace=fixed,
             layer=self._root.kind,
             file=f"{self._base}/{path}/{name}",
-            content=lambda full_id: self.content(path, full_id, read.files, read.digests),
+            content=lambda full_id: self.content(path, full_id, skill.files, skill.digests),
             form=JsonMapping,
-            tools=read.tools,
-            findings=read.findings,
-            digest=read.digests[0],
+            tools=skill.tools,
+            findings=skill.findings,
+            digest=skill.digests[0],
         )
 
-    def _read(self, folder: int, path: str, name: str, read: _Read, listing: FolderListing) -> bytes | None:
+    def _read(self, folder: int, path: str, name: str, skill: SkillFolder, listing: FolderListing) -> bytes | None:
         """Read one file and note it; a refused one is a finding, has no digest, and the stamp the system gives its name."""
         file_path = join(path, name)
         data, digest, stamp = None, "", NO_STAMP
         try:
             descriptor = open_file_at(folder, name, file_path, listed=listing.files[name])
             try:
-                data, status = read_descriptor(descriptor, file_path, limit_of(name))
+                data, status = read_descriptor(descriptor, file_path, LIMITS[name])
             finally:
                 os.close(descriptor)
             digest, stamp = bytes_digest(data), stamp_of(status)
@@ -568,10 +564,10 @@ class SkillLoader:
             if name == listing.skill_file:
                 findings = FileFindings("lenient", printable_path(file_path))
                 findings.add(refusal.code if refusal.code in _AS_IS else "unreadable", f"{refusal.message}.")
-                read.findings += findings.items
+                skill.findings += findings.items
             else:
-                read.findings += unusable(name, refusal.message, path=printable_path(file_path))
-        read.files += (name,)
-        read.digests += (digest,)
-        read.stamps += stamp
+                skill.findings += unusable(name, refusal.message, path=printable_path(file_path))
+        skill.files += (name,)
+        skill.digests += (digest,)
+        skill.stamps += stamp
         return data

@@ -117,7 +117,7 @@ class FieldReader:
             node = self._top.items[key]
             if field not in self.nodes and not self._absent(node):
                 self.nodes[field], self._keys[field] = node, key
-                self._odd(field, f"`{key}` is read as `{field}`, which it resembles.")
+                self.odd(field, f"`{key}` is read as `{field}`, which it resembles.")
         if unexpected:
             names = ", ".join(f"`{key}`" for key in unexpected)
             known_to = "kdskills" if lenient else "the published format"
@@ -135,9 +135,9 @@ class FieldReader:
         first = self._keys[field]
         if field in RESTRICTING and to_python(node) != to_python(self.nodes[field]):
             self.nodes[field] = Scalar(NOBODY, plain=False, mark=self._top.keys[key])  # not understood, so it restricts
-            self._odd(field, f"`{first}` and `{key}` disagree; the most restrictive reading counts.")
+            self.odd(field, f"`{first}` and `{key}` disagree; the most restrictive reading counts.")
         else:
-            self._odd(field, f"`{key}` says again what `{first}` says; `{first}` counts.")
+            self.odd(field, f"`{key}` says again what `{first}` says; `{first}` counts.")
 
     def _position_of_key(self, key: str) -> tuple[int, int]:
         mark = self._top.keys[key]
@@ -148,8 +148,9 @@ class FieldReader:
         key = self._keys.get(field)
         return self._position_of_key(key) if key is not None else None
 
-    def _odd(self, field: str, message: str, code: str = "field_type") -> None:
-        self._findings.add(code, message, position=self.position(field), ref=field)
+    def odd(self, field: str, message: str, code: str = "field_type", *, severity: Severity | None = None) -> None:
+        """Report *code* about *field*, at its key; *severity* stands instead of the table's."""
+        self._findings.add(code, message, position=self.position(field), ref=field, severity=severity)
 
     def text(self, field: str) -> str | None:
         """Return a field as stripped text, or None when it is absent, blank or no text."""
@@ -161,7 +162,7 @@ class FieldReader:
                 self._coerced(field)
             return node.text.strip() or None
         if field == "argument_hint" and not isinstance(node, Scalar) and node.flow:
-            self._odd(field, "`argument_hint` is a list; what is written counts as its text.")
+            self.odd(field, "`argument_hint` is a list; what is written counts as its text.")
             return self._document.source(node).strip()
         if field not in {"name", "description", "compatibility"}:
             self._coerced(field, "is no text and is left out")
@@ -169,9 +170,7 @@ class FieldReader:
 
     def _coerced(self, field: str, outcome: str = "is no text; what is written counts") -> None:
         severity: Severity | None = "error" if field == "license" and self._findings.verdict == "spec" else None
-        self._findings.add(
-            "field_type", f"`{field}` {outcome}.", position=self.position(field), ref=field, severity=severity
-        )
+        self.odd(field, f"`{field}` {outcome}.", severity=severity)
 
     def namespace(self) -> str | None:
         """Return the namespace, None when absent or blank, "" when it is not understood: it may have meant `internal`."""
@@ -187,10 +186,10 @@ class FieldReader:
         text = self.text("description") or ""
         if not text:
             why = "is no text" if isinstance(self.nodes.get("description"), Items | Fields) else "is missing or blank"
-            self._odd("description", f"The description {why}.", "description_missing")
+            self.odd("description", f"The description {why}.", "description_missing")
         elif len(text) > MAX_DESCRIPTION:
             message = f"The description has {len(text):,} characters, more than {MAX_DESCRIPTION:,}."
-            self._odd("description", message, "description_too_long")
+            self.odd("description", message, "description_too_long")
         return text
 
     def compatibility(self) -> str | None:
@@ -198,29 +197,27 @@ class FieldReader:
         node = self.nodes["compatibility"]
         text = self.text("compatibility")
         if not isinstance(node, Scalar) or (not self._text_only and not isinstance(node.value, str)):
-            self._odd("compatibility", "The compatibility is no text.", "compatibility_type")
+            self.odd("compatibility", "The compatibility is no text.", "compatibility_type")
         elif text is None and self._findings.verdict == "spec":
-            self._odd("compatibility", "The compatibility is blank.", "compatibility_type")
+            self.odd("compatibility", "The compatibility is blank.", "compatibility_type")
         if text is not None and len(text) > MAX_COMPATIBILITY:
             message = f"The compatibility has {len(text)} characters, more than {MAX_COMPATIBILITY}."
-            self._odd("compatibility", message, "compatibility_too_long")
+            self.odd("compatibility", message, "compatibility_too_long")
         return text
 
-    def _entries(self, field: str) -> tuple[list[str], bool] | None:
-        """Return the items of a list as texts and whether it was one, or None when the field is absent or odd."""
-        node = self.nodes.get(field)
-        if node is None:
-            return None
+    def texts(self, field: str) -> tuple[str, ...]:
+        """Return the items of a list; a text is split as the field's texts are."""
+        node = self.nodes[field]
+        if isinstance(node, Fields):
+            self._coerced(field, "is neither a list nor a text and is left out")
+            return ()
         if isinstance(node, Scalar):
             if node.plain and not self._text_only and not isinstance(node.value, str):
                 self._coerced(field)
-            return [node.text], False
-        if isinstance(node, Fields):
-            self._coerced(field, "is neither a list nor a text and is left out")
-            return None
+            return tuple(filter(None, _SPLIT[field](node.text)))
         if not all(isinstance(item, Scalar) and isinstance(item.value, str) for item in node.items):
             self._coerced(field, "has items that are no texts; what is written counts")
-        return [written for written in map(self._item_text, node.items) if written], True
+        return tuple(filter(None, map(self._item_text, node.items)))
 
     def _item_text(self, node: Node) -> str:
         if isinstance(node, Scalar):
@@ -230,29 +227,18 @@ class FieldReader:
             return f"{key}: {value.text}".strip() if isinstance(value, Scalar) else ""
         return ""
 
-    def texts(self, field: str) -> tuple[str, ...]:
-        """Return the items of a list; a text is split as the field's texts are."""
-        entries = self._entries(field)
-        if entries is None:
-            return ()
-        texts, listed = entries
-        return tuple(texts if listed else (part for part in _SPLIT[field](texts[0]) if part))
-
     def include_for(self) -> tuple[str, ...]:
         """Return the consumers the skill is for, lower-cased; a value not understood is for nobody."""
         node = self.nodes["include_for"]
-        if isinstance(node, Items) and not node.items:
-            return ()
-        texts = self.texts("include_for")
-        if isinstance(node, Scalar) and not node.text.strip():
-            return ()
-        return tuple(text.lower() for text in texts) or (NOBODY,)
+        texts = tuple(text.lower() for text in self.texts("include_for"))
+        nothing = not node.text.strip() if isinstance(node, Scalar) else isinstance(node, Items) and not node.items
+        return texts if nothing else texts or (NOBODY,)
 
     def metadata(self) -> Mapping[str, str]:
         """Return metadata as texts; nested values keep their parsed form, no mapping gives {} (`metadata_type`)."""
         node = self.nodes["metadata"]
         if not isinstance(node, Fields):
-            self._odd("metadata", "`metadata` is no mapping; it is left out.", "metadata_type")
+            self.odd("metadata", "`metadata` is no mapping; it is left out.", "metadata_type")
             return _NOTHING
         metadata: dict[str, str] = {}
         odd: list[str] = []
@@ -261,7 +247,7 @@ class FieldReader:
             if not isinstance(item, Scalar) or not (self._text_only or isinstance(item.value, str)):
                 odd.append(f"`{key}`")
         if odd:
-            self._odd("metadata", f"Values of `metadata` are no texts: {', '.join(odd)}.", "metadata_type")
+            self.odd("metadata", f"Values of `metadata` are no texts: {', '.join(odd)}.", "metadata_type")
         return metadata
 
     def allowed_tools(self) -> str | None:
@@ -289,11 +275,11 @@ class FieldReader:
         arguments: dict[str, SkillArgument] = {}
         for argument in self._declared(self.nodes.get("arguments")):
             if not _ARGUMENT.fullmatch(argument.name):
-                self._odd("arguments", f"`{argument.name}` cannot be the name of an argument and is left out.")
+                self.odd("arguments", f"`{argument.name}` cannot be the name of an argument and is left out.")
             elif argument.name in arguments:
-                self._odd("arguments", f"The argument `{argument.name}` is declared twice; the first one counts.")
+                self.odd("arguments", f"The argument `{argument.name}` is declared twice; the first one counts.")
             elif len(arguments) == MAX_ARGUMENTS:
-                self._odd("arguments", f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
+                self.odd("arguments", f"There are more than {MAX_ARGUMENTS} arguments; the others are left out.")
                 break
             else:
                 arguments[argument.name] = argument
@@ -312,7 +298,7 @@ class FieldReader:
                 yield _argument(name.text.strip(), item if isinstance(item, Fields) else None)
             else:
                 message = "An item of `arguments` is neither a name nor a mapping with one; it is left out."
-                self._odd("arguments", message)
+                self.odd("arguments", message)
 
     def choice(self, field: str, normal: str, restrictive: str, synonyms: Collection[str] = ()) -> str:
         """Return one of two words; an unknown one is the restrictive one."""
@@ -322,7 +308,7 @@ class FieldReader:
             return normal
         if word != restrictive and word not in synonyms:
             message = f"`{field}` is neither `{normal}` nor `{restrictive}`; it counts as `{restrictive}`."
-            self._odd(field, message)
+            self.odd(field, message)
         return restrictive
 
     def flag(self, field: str, restrictive: bool) -> bool:
@@ -333,9 +319,9 @@ class FieldReader:
                 return bool(node.value)
             word = node.text.strip().lower()
             if word in _TRUE or word in FALSE_WORDS:
-                self._odd(field, f"`{field}` is a word and counts as {str(word in _TRUE).lower()}.")
+                self.odd(field, f"`{field}` is a word and counts as {str(word in _TRUE).lower()}.")
                 return word in _TRUE
-        self._odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
+        self.odd(field, f"`{field}` is neither true nor false; it counts as {str(restrictive).lower()}.")
         return restrictive
 
     def values(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 from kdskills.errors import Diagnostic, Severity
@@ -95,24 +97,8 @@ _ROWS = (
         "Declare it under `arguments`, or write `\\$`.",
     ),
 )
-_CODES = {row[0]: FindingCode(*row) for row in _ROWS}
-
-
-def all_codes() -> tuple[FindingCode, ...]:
-    """Return the table, in the order of its reference page."""
-    return tuple(_CODES.values())
-
-
-def code_row(code: str) -> FindingCode:
-    """Return one row of the table. Raises KeyError."""
-    return _CODES[code]
-
-
-def reference_table() -> str:
-    """Return the table of codes in Markdown, as `docs/reference/skill-format.md` shows it."""
-    rows = [f"| `{row.code}` | {' | '.join(row.marks)} | {row.meaning} | {row.cure} |" for row in all_codes()]
-    head = ["| code | lenient | spec | skills-ref | meaning | cure |", "|---|---|---|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n"
+CODES: Mapping[str, FindingCode] = MappingProxyType({row[0]: FindingCode(*row) for row in _ROWS})
+"""The table of codes, in the order of its reference page."""
 
 
 class FileFindings:
@@ -136,7 +122,7 @@ class FileFindings:
         severity: Severity | None = None,
     ) -> None:
         """Report *code* at a line and column from 1; *fix* and *severity* stand instead of the table's."""
-        row = code_row(code)
+        row = CODES[code]
         usual = row.severity(self.verdict)
         if usual is not None:
             line, column = position or (None, None)

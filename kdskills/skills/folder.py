@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -86,17 +86,13 @@ class _Unusable(Exception):
         self.position = position
 
 
-_LIMITS = {
+LIMITS = {
     COMPACT_FILE: MAX_COMPACT_BYTES,
     **dict.fromkeys(SKILL_FILES, MAX_SKILL_BYTES),
     **dict.fromkeys(TOOLS_FILES, MAX_TOOLS_BYTES),
     **dict.fromkeys(SOURCES_FILES, MAX_SOURCES_BYTES),
 }
-
-
-def limit_of(name: str) -> int:
-    """Return the most bytes the skill file or companion called *name* may have."""
-    return _LIMITS[name]
+"""Most bytes of the skill file and of each companion, by name."""
 
 
 def code_of(name: str) -> str:
@@ -114,22 +110,24 @@ def unusable(
 
 
 def _companion(
-    decode: Callable[[bytes, FileFindings], T], default: T, data: bytes, name: str, path: str | None, verdict: Verdict
+    decode: Callable[[bytes, FileFindings], T],
+    default: Callable[[], T],
+    usual_name: str,
+    data: bytes,
+    *,
+    name: str | None = None,
+    path: str | None = None,
+    verdict: Verdict = "lenient",
 ) -> ContentRead[T]:
+    """Return what *decode* makes of a companion's bytes; of one that cannot be used a *default* and why."""
+    name = name or usual_name
     notes = FileFindings(verdict, name if path is None else path)
     try:
         value = decode(data, notes)
     except _Unusable as error:
         notes.add(code_of(name), f"`{name}` cannot be used: {error.message}.", position=error.position)
-        value = default
+        value = default()
     return ContentRead(value, tuple(notes.items))
-
-
-def read_compact(
-    data: bytes, *, name: str = COMPACT_FILE, path: str | None = None, verdict: Verdict = "lenient"
-) -> ContentRead[str | None]:
-    """Return the text of `compact.md`; unusable ones give None and `compact_invalid`."""
-    return _companion(_compact, None, data, name, path, verdict)
 
 
 def _compact(data: bytes, _: FileFindings) -> str:
@@ -139,13 +137,6 @@ def _compact(data: bytes, _: FileFindings) -> str:
     if not text:
         raise _Unusable("it is empty")
     return text
-
-
-def read_tools(
-    data: bytes, *, name: str = TOOLS_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
-) -> ContentRead[tuple[SkillTool, ...]]:
-    """Return the tools named in `tools.yaml`; anything not understood is `tools_invalid`, an error."""
-    return _companion(_tools, (), data, name, path, verdict)
 
 
 def _tools(data: bytes, _: FileFindings) -> tuple[SkillTool, ...]:
@@ -206,16 +197,6 @@ def _required(node: Fields) -> bool:
     return False
 
 
-def read_sources(
-    data: bytes, *, name: str = SOURCES_FILES[0], path: str | None = None, verdict: Verdict = "lenient"
-) -> ContentRead[tuple[Mapping[str, Any], ...]]:
-    """Return the rows of `sources.yaml` as written, a mapping of sids with `sid` filled in; else `sources_invalid`.
-
-    What the rows mean is decided by `kdskills.sources.normalize_sources`.
-    """
-    return _companion(_rows, (), data, name, path, verdict)
-
-
 def _rows(data: bytes, notes: FileFindings) -> tuple[Mapping[str, Any], ...]:
     document = _yaml(_text(data, MAX_SOURCES_BYTES), _SOURCES_LIMITS, duplicates=notes.verdict == "lenient")
     for key, mark in document.duplicates:
@@ -259,6 +240,19 @@ def _yaml(text: str, limits: YamlLimits, *, duplicates: bool) -> Document:
     for key, mark in () if duplicates else document.duplicates:
         raise _Unusable(f"the key `{key}` stands twice", (mark.line + 1, mark.column + 1))
     return document
+
+
+read_compact = partial(_companion, _compact, lambda: None, COMPACT_FILE)
+"""Return the text of `compact.md`; unusable ones give None and `compact_invalid`."""
+
+read_tools = partial(_companion, _tools, tuple[SkillTool, ...], TOOLS_FILES[0])
+"""Return the tools named in `tools.yaml`; anything not understood is `tools_invalid`, an error."""
+
+read_sources = partial(_companion, _rows, tuple[Mapping[str, Any], ...], SOURCES_FILES[0])
+"""Return the rows of `sources.yaml` as written, a mapping of sids with `sid` filled in; else `sources_invalid`.
+
+What the rows mean is decided by `kdskills.sources.normalize_sources`.
+"""
 
 
 class FolderParts(NamedTuple):
@@ -336,7 +330,7 @@ def read_companion(
     """
     for name in names:
         try:
-            return name, read_file(folder, name, limit=limit_of(name)).data, ()
+            return name, read_file(folder, name, limit=LIMITS[name]).data, ()
         except FileRefused as refusal:
             if refusal.code != "file_missing":
                 return name, None, unusable(name, refusal.message, verdict=verdict)
@@ -413,13 +407,11 @@ class ContentReader:
     def read(
         self, base: str, path: str, *, limit: int, expected: str, ref: str, decode: Callable[[bytes], ContentRead[T]]
     ) -> ContentRead[T]:
-        """Read the file *path* of skill *ref* below the resolved root *base*, from the cache when the file is certainly the same.
+        """Read the file *path* of skill *ref* below the resolved root *base*.
 
-        *expected* is the digest the snapshot knows; what *decode* makes of the bytes is kept.
-
-        Raises:
-            RootMissing: The file is gone or may not be read (`skill_missing`).
-            RootChanged: The file has changed and the registry is verified (`skill_changed`).
+        The cache serves when the file is certainly the same. *expected* is the digest the snapshot knows; what *decode*
+        makes of the bytes is kept. Raises RootMissing (`skill_missing`) for a file that is gone or may not be read,
+        RootChanged (`skill_changed`) for another one in a verified registry.
         """
         entry = self._cached(base, path)
         if entry is None:
@@ -519,7 +511,7 @@ class RegistryContent:
             weight = 8 * len(data) + 1024 if names is SOURCES_FILES else sys.getsizeof(text.value)
             return text._replace(cost=weight)
 
-        limit = limit_of(name)
+        limit = LIMITS[name]
         return self._reader.read(self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decode)
 
     def read_body(self) -> ContentRead[str]:

@@ -226,12 +226,11 @@ def scan_lines(scan: RootScan) -> list[str]:
     return [json_text(document), stamps, *texts]
 
 
-def scan_from(lines: Sequence[str], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
-    """Return the scan that `scan_lines` wrote.
+DAMAGED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 
-    Raises:
-        ValueError, TypeError, KeyError, IndexError, AttributeError: The lines have another shape.
-    """
+
+def scan_from(lines: Sequence[str], root: SkillRoot, base: str, content: ContentMaker) -> RootScan:
+    """Return the scan that `scan_lines` wrote; lines of another shape raise one of `DAMAGED`."""
     document: Mapping[str, Any] = json.loads(lines[0])
     packed = base64.b64decode(lines[1], validate=True)
     rows = document["skills"]
@@ -267,21 +266,14 @@ class IndexIgnored(Exception):
 
 
 def default_index_dir() -> Path | None:
-    """Return the user's cache folder for indexes: `$XDG_CACHE_HOME/kdskills/index`, else `~/.cache/kdskills/index`.
-
-    None, and so no index, for a user without a home.
-    """
+    """Return `$XDG_CACHE_HOME/kdskills/index`, else `~/.cache/kdskills/index`; None for a user without a home."""
     cache_home = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(cache_home) if cache_home.startswith("/") else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - no raise
     return base / "kdskills" / "index" if base.is_absolute() else None
 
 
 class IndexStore:
-    """Reads and writes the index of each root in one folder.
-
-    Args:
-        folder: Where the files are; None keeps none. `"default"` is the user's cache.
-    """
+    """Reads and writes the index of each root in *folder*; None keeps none, `"default"` is the user's cache."""
 
     def __init__(self, folder: StrPath | None) -> None:
         own_folder = folder is not None and folder != "default"
@@ -341,7 +333,7 @@ def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> R
     try:
         header: dict[str, Any] = dict(json.loads(head))
         checksum = header.pop("checksum")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except DAMAGED as error:
         raise IndexIgnored("its first line is damaged") from error
     if header != _identity(root, base):
         raise IndexIgnored("another version wrote it")
@@ -349,7 +341,7 @@ def _decode(data: bytes, root: SkillRoot, base: str, content: ContentMaker) -> R
         raise IndexIgnored("its checksum does not fit")
     try:
         return scan_from(body.decode("ascii").split("\n"), root, base, content)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except DAMAGED as error:
         raise IndexIgnored("it has another shape") from error
 
 

@@ -85,7 +85,7 @@ def parse_parts(
         return ParsedSkill(None, tuple(notes.items), f"{namespace}.{own_id}")
     reader = FieldReader(front, notes, extra_fields)
     name = _name(reader, folder, notes)
-    namespace = _namespace(reader, layout_namespace, fixed_namespace, notes)
+    namespace = _namespace(reader, layout_namespace, fixed_namespace)
     own_id = _own_id(reader, name, folder, notes)
     size, body, digest = len(data), front.body, digest or bytes_digest(data)
     skill = make_skill(
@@ -114,7 +114,7 @@ def _name(reader: FieldReader, folder: str, notes: FileFindings) -> str:
         return name
     name = clean_folder(folder)
     message = f"There is no name; that of the folder, {name!r}, is used."
-    notes.add("name_missing", message, position=reader.position("name"), ref="name")
+    reader.odd("name", message, "name_missing")
     if unsafe_name(name):
         notes.add("name_unsafe", f"The folder's name {name!r} cannot be one.", ref="name")
     return name
@@ -125,38 +125,35 @@ def _own_id(reader: FieldReader, name: str, folder: str, notes: FileFindings) ->
     written = clean_name(id_field) if id_field is not None else name
     own_id = normal_id(written)
     if not own_id:
-        notes.add("name_unsafe", f"Nothing of {written!r} can be an id.", position=reader.position("id"), ref="id")
+        reader.odd("id", f"Nothing of {written!r} can be an id.", "name_unsafe")
         return normal_id(name) or fallback_id(folder, None)[1]
     if own_id != written:
         message = f"The id {written!r} became {own_id!r}."
         notes.add("id_normalised", message, position=reader.position("id") or reader.position("name"), ref="id")
     if id_field is not None and written != name:
         message = f"The id {written!r} is not the name {name!r}."
-        notes.add("id_name_differ", message, position=reader.position("id"), ref="id")
+        reader.odd("id", message, "id_name_differ")
     return own_id
 
 
-def _namespace(reader: FieldReader, layout: str | None, fixed: str | None, notes: FileFindings) -> str:
+def _namespace(reader: FieldReader, layout: str | None, fixed: str | None) -> str:
     namespace_field = reader.namespace()
-    position = reader.position("namespace")
     written = clean_name(namespace_field) if namespace_field is not None else clean_folder(layout or DEFAULT_NAMESPACE)
     if fixed is not None:
         if namespace_field is not None and written != fixed:
             message = f"The namespace {written!r} is ignored: this root's skills are in {fixed!r}."
-            notes.add("namespace_ignored", message, position=position, ref="namespace")
+            reader.odd("namespace", message, "namespace_ignored")
         return fixed
     namespace = normal_id(written)
     if not namespace:
         source = f"of {written!r}" if written else "that is written"
-        notes.add("name_unsafe", f"Nothing {source} can be a namespace.", position=position, ref="namespace")
+        reader.odd("namespace", f"Nothing {source} can be a namespace.", "name_unsafe")
         return normal_id(layout or "") or DEFAULT_NAMESPACE
     if namespace != written:
-        notes.add(
-            "id_normalised", f"The namespace {written!r} became {namespace!r}.", position=position, ref="namespace"
-        )
+        reader.odd("namespace", f"The namespace {written!r} became {namespace!r}.", "id_normalised")
     if namespace in RESERVED_NAMESPACES:
         message = f"{namespace!r} is no namespace: refs use it as a prefix."
-        notes.add("namespace_reserved", message, position=position, ref="namespace")
+        reader.odd("namespace", message, "namespace_reserved")
     return namespace
 
 
@@ -236,13 +233,7 @@ def validate_skill(
 ) -> list[Diagnostic]:
     """Return all findings about the skill at *path* and its companions, sorted by path, line and code.
 
-    Args:
-        path: A skill folder or its `SKILL.md`.
-        verdict: `lenient`, `spec` or `skills-ref`.
-        extra_fields: Further keys that are expected.
-
-    Raises:
-        TypeError: An argument is of the wrong type. No content and no file-system state raises.
+    Arguments and errors are those of `parse_skill`.
     """
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
     skill_path = Path(path)

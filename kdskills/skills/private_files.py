@@ -28,10 +28,9 @@ _OTHERS_BITS_BEYOND_PASSING: Final = 0o066
 
 
 def make_folder(path: Path, *, parents: int = FOLDER_MODE) -> Path:
-    """Make *path* (0700), and those of its parents that are not there with mode *parents*; what is there stays as it is.
+    """Make *path* (0700), and missing parents with mode *parents*; what is there stays as it is.
 
-    Raises:
-        OSError: The system refuses, or something else is in the way.
+    Raises OSError when the system refuses, or something else is in the way.
     """
     missing = []
     for folder in (path, *path.parents):
@@ -56,9 +55,6 @@ def private_folder(path: Path, *, contents: bool = False) -> Path:
     """Make *path* as `make_folder` does; one of ours that others could read or write is closed to them, *contents* too.
 
     The folder belongs to this program, and is never one a caller may have for other things.
-
-    Raises:
-        OSError: The system refuses, or something else is in the way.
     """
     make_folder(path)
     if close_to_others(path) and contents:
@@ -69,11 +65,8 @@ def private_folder(path: Path, *, contents: bool = False) -> Path:
 def close_to_others(path: Path) -> bool:
     """Take a file's or folder's mode bits from other users, by its path, and say so in the log; whether there were any.
 
-    Links and what belongs to another user stay as they are, as does what is not there. A folder others may only pass (0711)
-    stays so: programs under a uid of their own must reach what was put there for them.
-
-    Raises:
-        OSError: The system refuses.
+    Links and what belongs to another user stay as they are, as does what is not there. A folder others may only pass
+    (0711) stays so: programs under a uid of their own must reach what was put there for them.
     """
     before = _narrow(path)
     if before is None:
@@ -93,10 +86,7 @@ def close_tree(path: Path) -> None:
 def open_private(path: Path, mode: str, **how: Any) -> IO[Any]:
     """Open a file as `open` does; a new one gets mode 0600, one of ours that is wider is closed to others first.
 
-    Not for databases: see the module's own words.
-
-    Raises:
-        OSError: The system refuses, or a link is in its place.
+    Raises OSError when a link is in its place. Not for databases: see the module's own words.
     """
     close_to_others(path)
     return open(path, mode, opener=_opener, **how)
@@ -109,10 +99,9 @@ def write_private(path: Path, data: str | bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = FILE_MODE, durable: bool = False) -> None:
-    """Write a whole file in one step: readers see the old one or the new one, when *durable* also after a power failure.
+    """Write a whole file in one step: readers see the old or the new one, when *durable* also after a power failure.
 
-    Raises:
-        OSError: The system refuses; nothing half-written stays.
+    Raises OSError when the system refuses; nothing half-written stays then.
     """
     aside = path.with_name(f".{path.name[:200]}.{os.getpid()}.{os.urandom(6).hex()}")
     try:

@@ -21,12 +21,10 @@ _WILD = re.compile(r"[*?\[]")
 
 
 class Ref(NamedTuple):
-    """A reference taken apart.
+    """A reference taken apart: its kind, its value, and the text as it was written.
 
-    Attributes:
-        kind: `number` for short ids, `full` with one dot, `bare` without, `invalid` when blank or with more dots.
-        value: The reference without blanks and prefix; a number always as `SK<n>`.
-        text: The reference as it was written.
+    `number` is for short ids, `full` with one dot, `bare` without, `invalid` when blank or with more dots. The value is
+    without blanks and prefix; a number's always `SK<n>`.
     """
 
     kind: RefKind
@@ -41,13 +39,9 @@ class Ref(NamedTuple):
 
 
 def parse_ref(written: object) -> Ref:
-    """Take a reference apart.
+    """Take a reference apart; nothing is looked up, so any id may come out of it.
 
-    Args:
-        written: `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
-
-    Returns:
-        A `Ref`; nothing is looked up, so any id may come out of it.
+    It is `[sk:|skill:|skills.|skills.skills.]` and a full id, a bare id or `SK<n>`; outer blanks are ignored.
     """
     text = written if isinstance(written, str) else ""  # models and callers pass anything
     value = text.strip()

@@ -39,10 +39,9 @@ class FileRead(NamedTuple):
 
 
 class TreeEntry(NamedTuple):
-    """One file of a tree, found without following links.
+    """One file of a tree, found without following links; `path` is posix and relative to the tree's root.
 
-    `path` is posix and relative to the tree's root. `size` is 0 unless `kind` is `file`; `target` is the text of a
-    link, else "". `mode` holds the permission bits.
+    `size` is 0 unless `kind` is `file`; `target` is the text of a link, else "". `mode` holds the permission bits.
     """
 
     path: str
@@ -63,8 +62,7 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
 def split_relative(relative: str) -> tuple[str, ...]:
     """Return the parts of a relative posix path.
 
-    Raises:
-        FileRefused: `path_unsafe` when it is empty, absolute, holds a NUL, or has an empty part, `.` or `..`.
+    Refused (`path_unsafe`) is one that is empty, absolute, holds a NUL, or has an empty part, `.` or `..`.
     """
     parts = tuple(relative.split("/"))
     if "\0" in relative or len(parts) > 2 * MAX_DEPTH or any(part in {"", ".", ".."} for part in parts):
@@ -85,8 +83,7 @@ def refused(error: OSError, relative: str) -> FileRefused:
 def open_folder_at(parent: int, name: str, relative: str) -> int:
     """Open folder *name* inside the open folder *parent*, never through a link; the caller closes it.
 
-    Raises:
-        FileRefused: `file_missing`, `symlink`, `not_a_directory` or `unreadable`.
+    Raises FileRefused: `file_missing`, `symlink`, `not_a_directory` or `unreadable`.
     """
     try:
         return os.open(name, FOLDER_FLAGS, dir_fd=parent)
@@ -105,10 +102,8 @@ def open_folder_at(parent: int, name: str, relative: str) -> int:
 def open_file_at(parent: int, name: str, relative: str, *, listed: bool = False) -> int:
     """Open the regular file *name* inside the open folder *parent*, never through a link; the caller closes it.
 
-    With *listed* a listing just said that it is a regular file, so that it need not be looked at first.
-
-    Raises:
-        FileRefused: `file_missing`, `symlink`, `not_regular` or `unreadable`.
+    With *listed* a listing just said that it is a regular file, so that it need not be looked at first. Raises
+    FileRefused: `file_missing`, `symlink`, `not_regular` or `unreadable`.
     """
     try:
         if not listed:
@@ -126,8 +121,7 @@ def open_file_at(parent: int, name: str, relative: str, *, listed: bool = False)
 def read_descriptor(descriptor: int, relative: str, limit: int) -> FileRead:
     """Read an open file to its end.
 
-    Raises:
-        FileRefused: `not_regular`, `too_large` beyond *limit* bytes, `unreadable` when the system fails.
+    Raises FileRefused: `not_regular`, `too_large` beyond *limit* bytes, `unreadable` when the system fails.
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -176,9 +170,8 @@ def _opened(root: str | Path, relative: str) -> Iterator[int]:
 def read_file(root: str | Path, relative: str, *, limit: int) -> FileRead:
     """Read the regular file at a posix path below *root*, of at most *limit* bytes; only the root may be a link.
 
-    Raises:
-        FileRefused: `path_unsafe`, `file_missing`, `symlink`, `not_a_directory`, `not_regular`, `too_large` or
-            `unreadable`, with the path in `details`.
+    Raises FileRefused, with the path in `details`: the codes of `split_relative`, `open_folder_at`, `open_file_at` and
+    `read_descriptor`.
     """
     with _opened(root, relative) as descriptor:
         return read_descriptor(descriptor, relative, limit)
@@ -194,12 +187,10 @@ def open_file(root: str | Path, relative: str) -> Iterator[BufferedReader]:
 
 
 def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
-    """List every file of the folder *below* a root, dot files too, ordered by the bytes of the path relative to that folder.
+    """List every file of the folder *below* a root, dot files too, ordered by the bytes of the path in that folder.
 
-    Folders appear only through their files; links are named, not followed, and lead to no folder but the root.
-
-    Raises:
-        FileRefused: A folder cannot be opened, or the tree is deeper than 64 folders (`too_deep`).
+    Folders appear only through their files; links are named, not followed, and lead to no folder but the root. Raises
+    FileRefused when a folder cannot be opened, or lies deeper than 64 folders (`too_deep`).
     """
     entries: list[TreeEntry] = []
     parts = split_relative(below) if below else ()
@@ -240,10 +231,9 @@ NO_STAMP = STAMP.pack(-1, -1, 0, -1)
 
 
 def stamp_of(status: os.stat_result) -> bytes:
-    """Return size, modification time, inode and change time of a file or folder, packed.
+    """Return size, modification time, inode and change time, packed: ten thousand skills have twenty thousand stamps.
 
-    The change time goes beyond the specification: it tells of an edit by a tool that put the modification time back.
-    Packed, because ten thousand skills have more than twenty thousand stamps.
+    The change time tells of an edit by a tool that put the modification time back.
     """
     return STAMP.pack(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
@@ -294,15 +284,10 @@ def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
 def tree_digest(root: str | Path, below: str = "") -> str:
     """Return the digest over all files of a skill's folder.
 
-    It is taken over `[[path, size, hex], ...]` in the order of path bytes; a link counts as
-    `[path, 0, "link:" + target]`, anything else that is no regular file as `[path, 0, "other"]`.
-
-    Args:
-        root: The skill's folder, or a folder above it.
-        below: The skill's folder as a posix path below *root*, reached without links.
-
-    Raises:
-        FileRefused: A file vanished, turned into something else, or cannot be read.
+    The folder lies at the posix path *below* a root and is reached without links. It is taken over `[[path, size, hex],
+    ...]` in the order of path bytes; a link counts as `[path, 0, "link:" + target]`, anything else that is no regular
+    file as `[path, 0, "other"]`. Raises FileRefused when a file vanished, turned into something else, or cannot be
+    read.
     """
     prefix = f"{below}/" if below else ""
     rows: list[tuple[str, int, str]] = []

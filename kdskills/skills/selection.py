@@ -314,9 +314,7 @@ def tool_ids(tools: Iterable[Any] | str | None) -> frozenset[str] | None:
     """Return the ids of the tools a consumer has; None means that no tool gate holds.
 
     A tool is an id, a mapping with `id`, `tool_id` or `name`, or an object with `.id` or `.name`; a string is one id.
-
-    Raises:
-        TypeError: An entry is none of these.
+    Raises TypeError for an entry that is none of these.
     """
     if tools is None:
         return None
@@ -338,13 +336,10 @@ _CHAIN = 16
 
 @dataclass(frozen=True, slots=True)
 class Closure:
-    """Skills in the order they are read, and what was left out.
+    """Skills in the order they are read, dependencies before dependents, each once, and what was left out.
 
-    Attributes:
-        order: Dependencies before dependents, each once, in order of first request.
-        refused: The asked references that were refused.
-        diagnostics: `import_cycle` and `import_skipped` findings.
-        skipped: Dependencies left out, each with its reason and chain.
+    `refused` are asked references, `skipped` dependencies with their chains; `diagnostics` are `import_cycle` and
+    `import_skipped`.
     """
 
     order: tuple[Skill, ...] = ()

@@ -135,12 +135,9 @@ Node = Scalar | Items | Fields
 
 
 class Document:
-    """A YAML text as nodes.
+    """A YAML text as nodes: the top one (None for an empty text), the text, and keys that stand twice in one mapping.
 
-    Attributes:
-        root: The top node, None for an empty text.
-        text: The text.
-        duplicates: Keys that stand twice in one mapping, with their marks; the first one is kept.
+    Of those the first one is kept; `duplicates` has them with their marks.
     """
 
     __slots__ = ("duplicates", "root", "text")
@@ -198,8 +195,7 @@ def to_python(node: Node | None, *, text_only: bool = False) -> Any:
 def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: bool = False) -> Document:
     """Return one YAML document, with LF as line ends, as nodes; text-only YAML has no flow collections.
 
-    Raises:
-        YamlRefused: A slip of syntax, a bound exceeded, or an anchor, alias, tag, directive or non-scalar key.
+    Raises YamlRefused: a slip of syntax, a bound exceeded, or an anchor, alias, tag, directive or non-scalar key.
     """
     if len(text) > limits.size or (not text.isascii() and len(text.encode("utf-8")) > limits.size):
         raise YamlRefused(f"there are more than {limits.size} bytes of YAML")

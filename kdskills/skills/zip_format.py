@@ -91,17 +91,8 @@ _NTFS_LINK = 0x0400
 class ZipEntry:
     """One entry as the central directory has it, and where its data begins.
 
-    Attributes:
-        raw: The name's bytes.
-        flags: General purpose bits.
-        method: How it is packed.
-        crc: CRC-32 of the content.
-        packed: Bytes in the archive.
-        size: Bytes it says it unpacks to.
-        mode: Unix mode, kind bits included; 0 when the writer gave none.
-        reparse: Whether Windows' attributes call it a link.
-        offset: Of its local header.
-        data: Of its content.
+    `packed` are its bytes in the archive, `size` those it says it unpacks to, `crc` is the content's CRC-32. `mode` is
+    Unix', kind bits included, 0 when the writer gave none; `reparse` says whether Windows' attributes call it a link.
     """
 
     raw: bytes
@@ -131,8 +122,7 @@ def printable(raw: bytes) -> str:
 def read_directory(archive: BinaryIO, limits: ArchiveLimits) -> tuple[ZipEntry, ...]:
     """Return every entry of a seekable zip, in the order of the directory; positions count from its beginning.
 
-    Raises:
-        ArchiveRefused: It is no zip, or its structure is not sound.
+    Raises ArchiveRefused when it is no zip, or its structure is not sound.
     """
     size = archive.seek(0, os.SEEK_END)
     if size == 0:
@@ -288,21 +278,14 @@ RULES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-def reference_table() -> str:
-    """Return the rules as the reference page lists them."""
-    rows = [f"| `{code}` | {meaning} |" for code, meaning in RULES.items()]
-    return "\n".join(["| code | what is wrong |", "|---|---|", *rows]) + "\n"
-
-
 PIECE: Final = 64 * 1024
 
 
 def pieces(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
     """Yield the content of *entry* in pieces of at most 64 KiB.
 
-    Raises:
-        ArchiveRefused: `archive_size_lie` as soon as a byte more or less comes out than the directory says,
-            `archive_damaged` for data that is not what was packed, or a wrong checksum.
+    Raises ArchiveRefused: `archive_size_lie` as soon as a byte more or less comes out than the directory says,
+    `archive_damaged` for data that is not what was packed, or a wrong checksum.
     """
     checksum, total = 0, 0
     for piece in _packed(archive, entry) if entry.method == STORED else _inflated(archive, entry):
@@ -368,11 +351,7 @@ def version_of(files: Iterable[TreeFile]) -> str:
 
 
 def read_tree(folder: Path) -> tuple[TreeFile, ...]:
-    """Return the files of a skill's folder, sorted by path bytes.
-
-    Raises:
-        FileRefused: Something in it is no regular file, or cannot be read.
-    """
+    """Return the files of a skill's folder, sorted by path bytes. Raises FileRefused for what is no regular file."""
     files = []
     for entry in walk_tree(folder):
         if entry.kind != "file":
@@ -391,15 +370,10 @@ PROGRAM_MODE: Final = stat.S_IFREG | 0o755
 
 
 def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> None:
-    """Write the skill in *folder* to *out*, in pieces.
+    """Write the skill in *folder* to *out*, from its current place on, in pieces, below the root folder *name*.
 
-    Args:
-        folder: The skill's folder.
-        out: Where to; written from its current place on, never read.
-        name: Name of the single root folder; the folder's own when omitted.
-
-    Raises:
-        FileRefused: Something in the folder is no regular file, cannot be read, or changed meanwhile.
+    The name is the folder's own when omitted. Raises FileRefused for what is no regular file, cannot be read, or
+    changed meanwhile.
     """
     top = name or folder.name
     directory: list[bytes] = []

@@ -76,8 +76,7 @@ class CitationToken:
 class TokenScanner:
     """Finds tokens outside code, in a text given at once or in pieces.
 
-    Args:
-        lookahead: Leave a token undecided until the character after it is known.
+    With *lookahead* a token is undecided until the character after it is known.
     """
 
     def __init__(self, *, lookahead: bool = False) -> None:
@@ -248,8 +247,7 @@ def held_back(text: str) -> int:
 class KnownSids:
     """The known sids, with which ranges are intersected so that a huge range costs no more than they do; for one text.
 
-    Args:
-        sids: The known ones. None: any number may be, and a range of over 1,000 of them is ignored.
+    None for *sids*: any number may be, and a range of over 1,000 of them is ignored.
     """
 
     def __init__(self, sids: Iterable[int] | None) -> None:
@@ -304,8 +302,7 @@ class Writer:
     def remove(self, following: str) -> int:
         """Note that a token was removed; return how many of the following characters must be removed with it.
 
-        Args:
-            following: The character after the token, or `""` at the end of the text.
+        *following* is the character after the token, or `""` at the end of the text.
         """
         blank_next = is_blank(following)
         closes = following in {"", "\n", "\r"} or unicodedata.category(following) in _CLOSING

@@ -12,7 +12,7 @@ sys.path.append(os.fspath(Path(__file__).parent))
 from draw import Draw, scratch
 
 from kdskills.skills import parse_skill, parse_skill_bytes, render_body, validate_skill
-from kdskills.skills.findings import code_row
+from kdskills.skills.findings import CODES
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.frontmatter import read_body
 from kdskills.skills.model import ParsedSkill, Verdict
@@ -57,7 +57,7 @@ def _sound(outcome: ParsedSkill, written: bytes, verdict: Verdict) -> None:
     assert (outcome.skill is None) == bool(errors)
     lines = written.count(b"\n") + written.count(b"\r") + 2
     for found in outcome.diagnostics:
-        assert code_row(found.code)
+        assert CODES[found.code]
         assert found.line is None or 1 <= found.line <= lines, found
         assert found.column is None or found.column >= 1, found
         found.message.encode()

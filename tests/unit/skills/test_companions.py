@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kdskills.errors import FileRefused
 from kdskills.skills import SkillTool, parse_skill, validate_skill
-from kdskills.skills.folder import code_of, limit_of, read_compact, read_sources, read_tools, unusable
+from kdskills.skills.folder import LIMITS, code_of, read_compact, read_sources, read_tools, unusable
 
 
 def tools(text: str) -> tuple[SkillTool, ...] | str:
@@ -279,7 +279,7 @@ def test_tree_digest_of_bytes_and_folder_agree(put: Callable[..., Path]) -> None
 
 def test_codes_and_limits_by_name() -> None:
     """Discovery asks by file name."""
-    assert [(limit_of(n), code_of(n)) for n in ("compact.md", "tools.yml", "sources.yaml")] == [
+    assert [(LIMITS[n], code_of(n)) for n in ("compact.md", "tools.yml", "sources.yaml")] == [
         (262_144, "compact_invalid"),
         (65_536, "tools_invalid"),
         (1_048_576, "sources_invalid"),

@@ -8,7 +8,7 @@ import pytest
 
 from kdskills.errors import Diagnostic
 from kdskills.skills import SkillTool
-from kdskills.skills.findings import FileFindings, code_row
+from kdskills.skills.findings import CODES, FileFindings
 from kdskills.skills.folder import LazyContent
 from kdskills.skills.parse import parse_parts
 from kdskills.skills.safe_open import bytes_digest
@@ -89,7 +89,7 @@ def test_findings_follow_the_table() -> None:
     lenient, tool = FileFindings("lenient", "SKILL.md"), FileFindings("skills-ref", "SKILL.md")
     for notes in (lenient, tool):
         notes.add("field_type", "Odd.", position=(3, 1), ref="tags")
-    assert [(f.severity, f.line, f.fix) for f in lenient.items] == [("warning", 3, code_row("field_type").cure)]
+    assert [(f.severity, f.line, f.fix) for f in lenient.items] == [("warning", 3, CODES["field_type"].cure)]
     assert (tool.items, lenient.refused) == ([], False)
     lenient.add("field_type", "Odd.", severity="error")
     assert lenient.refused is True

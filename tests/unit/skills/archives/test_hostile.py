@@ -14,7 +14,7 @@ import pytest
 
 from kdskills.errors import CallerMustAct
 from kdskills.skills.archives import ArchiveRefused, unpack_skill
-from kdskills.skills.zip_format import RULES, reference_table
+from kdskills.skills.zip_format import RULES
 
 MIB = 1024 * 1024
 
@@ -379,7 +379,9 @@ def test_page_has_the_table(repo: Path) -> None:
     """The reference page lists the rules as the code has them."""
     page = (repo / "docs/reference/archives.md").read_text(encoding="utf-8")
     begin, end = "<!-- rules: begin -->\n", "<!-- rules: end -->"
-    assert page[page.index(begin) + len(begin) : page.index(end)] == reference_table()
+    rows = [f"| `{code}` | {meaning} |" for code, meaning in RULES.items()]
+    table = "\n".join(["| code | what is wrong |", "|---|---|", *rows]) + "\n"
+    assert page[page.index(begin) + len(begin) : page.index(end)] == table
 
 
 def test_every_code_is_raised_by_the_code_that_lists_it(repo: Path) -> None:
