@@ -252,15 +252,9 @@ _DOCUMENTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class UnpackedSkill:
-    """A skill unpacked and found good.
+    """A skill unpacked to `folder`, which is called as it is, and found good; `version` is the hash of its tree.
 
-    Attributes:
-        name: Its name, which is the folder's.
-        folder: Where it lies; below the folder asked for.
-        version: The hash of its normalised tree.
-        files: Its files, by path.
-        skill: The skill as parsed.
-        diagnostics: All findings: what was left out, and what the skill's own files say.
+    `diagnostics` are all findings: what was left out, and what the skill's own files say.
     """
 
     name: str
@@ -274,14 +268,9 @@ class UnpackedSkill:
 def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = None) -> UnpackedSkill:
     """Unpack the zip *archive* to `into/<name>`; files end up read-only, execute bits kept.
 
-    Args:
-        archive: The zip file.
-        into: A folder that is not there yet; it is made, and on any failure it is gone again.
-        limits: Bounds; those of `docs/reference/archives.md` when omitted.
-
-    Raises:
-        ArchiveRefused: A rule is broken. Nothing stays.
-        FileExistsError: *into* is there already.
+    *into* is a folder that is not there yet (else FileExistsError); it is made, and on any failure it is gone again.
+    Bounds are those of `docs/reference/archives.md` when *limits* is omitted. Raises ArchiveRefused when a rule is
+    broken.
     """
     bounds = limits or ArchiveLimits()
     with archive.open("rb") as stream:

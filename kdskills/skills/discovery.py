@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from kdskills.errors import Diagnostic, FileRefused
 from kdskills.skills.fields import fallback_id
@@ -60,10 +59,10 @@ def enters(name: str) -> bool:
 
 @dataclass(slots=True)
 class FolderListing:
-    """One folder's entries, as far as discovery cares.
+    """One folder's entries, as far as discovery cares; `skill_file` is `SKILL.md`, else `skill.md`.
 
-    `folders` are sorted; `files` maps the known file names present to whether each is a regular file.
-    `count` and `size` add up the regular files and links directly inside. `skill_file` is `SKILL.md`, else `skill.md`.
+    `folders` are sorted; `files` maps the known file names present to whether each is a regular file. `count` and
+    `size` add up the regular files and links directly inside.
     """
 
     stamp: bytes
@@ -455,8 +454,6 @@ def root_digest(skills: dict[str, SkillRecord]) -> str:
     rows.sort(key=None if all(row[0].isascii() for row in rows) else lambda row: os.fsencode(row[0]))
     return rows_digest(rows)
 
-
-T = TypeVar("T")
 
 _COMPANIONS = ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES)
 _AS_IS = frozenset({"symlink", "too_large"})

@@ -31,17 +31,10 @@ _RAW_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 @dataclass(frozen=True, slots=True)
 class FixPlan:
-    """Edits that mend one skill folder. Nothing has happened yet.
+    """Edits that mend one skill folder: names and bytes of its skill file now and then. Nothing has happened yet.
 
-    Attributes:
-        folder: The skill's folder.
-        file_name: Name of the skill file now.
-        before: Its bytes now.
-        after: Its bytes then; the body's are the same.
-        new_file_name: Its name then.
-        new_folder_name: The folder's name then.
-        done: What is mended, one sentence each.
-        skipped: What cannot be mended here and why.
+    `done` says what is mended and `skipped` what cannot be mended here and why, one sentence each; the bytes of the
+    body stay the same.
     """
 
     folder: Path
@@ -71,14 +64,10 @@ class FixPlan:
 
 
 def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
-    """Return what would mend the skill at *path*, or None when its file cannot be read at all.
+    """Return what would mend the skill folder or file at *path*, or None when its file cannot be read at all.
 
     A rewrite is planned only if the skill then has the same fields and body with fewer findings; a skill that is
-    refused as it is stays as it is.
-
-    Args:
-        path: A skill folder or its file.
-        rename: Whether the folder may be renamed to the skill's name.
+    refused as it is stays as it is. With *rename* the folder may be renamed to the skill's name.
     """
     opened = open_skill(path, "lenient")
     if not isinstance(opened, FolderParts):
@@ -114,11 +103,9 @@ def plan_fix(path: str | Path, *, rename: bool = False) -> FixPlan | None:
 def apply_fix(plan: FixPlan) -> Path:
     """Carry *plan* out and return the skill file's path.
 
-    The new text replaces the old one in one step and keeps its mode; renames come after it.
-
-    Raises:
-        FileRefused: The file is not the one the plan was made for (`changed`), a name is taken (`taken`), or the
-            system refuses (`unreadable`).
+    The new text replaces the old one in one step and keeps its mode; renames come after it. Raises FileRefused when the
+    file is not the one the plan was made for (`changed`), a name is taken (`taken`), or the system refuses
+    (`unreadable`).
     """
     skill_file = plan.folder / plan.file_name
     current = read_file(plan.folder, plan.file_name, limit=MAX_SKILL_BYTES)

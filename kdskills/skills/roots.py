@@ -31,21 +31,12 @@ class PlainFolder:
 
 @dataclass(frozen=True, slots=True)
 class SkillRecord:
-    """A skill's folder as last seen, and what was made of it.
+    """A skill's folder as last seen, and what was made of it; paths are posix and relative to the root.
 
-    Attributes:
-        path: The folder, posix and relative to the root.
-        layout_namespace: The namespace the layout gave it.
-        below: Folders entered below it, relative to the root.
-        files: The skill file, then its companions, by name.
-        digests: The digest of each of `files`; empty for one that was not read (a link, too large, unreadable).
-        stamps: Of the folder, `below` and `files`, packed one after the other.
-        newest: The latest modification time in `stamps`.
-        nested: Folders below with skill files of their own.
-        notes: Findings of the walk, not of the parser.
-        full_id: What the skill is known as, refused or not.
-        skill: The skill, or None when it was refused.
-        diagnostics: The parser's findings.
+    `below` are the folders entered, `nested` those of them with skill files of their own. `files` names the skill file,
+    then its companions; a digest is empty for one that was not read (a link, too large, unreadable). `stamps` are those
+    of the folder, `below` and `files`, packed one after the other, `newest` their latest modification time. `notes` are
+    findings of the walk, `diagnostics` the parser's. `skill` is None when it was refused.
     """
 
     path: str
@@ -78,16 +69,10 @@ make_record = maker_of(SkillRecord)
 
 @dataclass(frozen=True, slots=True)
 class RootScan:
-    """Everything found in one root.
+    """Everything found in one root, folders on the way and skill folders by path, as met: sorted part by part.
 
-    Attributes:
-        checked_at: When the scan began. A stamp whose modification time is later than two seconds before proves
-            nothing, for the file may have changed again within the same tick of the clock.
-        folders: Folders on the way, by path; "" is the root.
-        skills: Skill folders by path, in the order they were met, which is sorted part by part.
-        notes: Findings about the root as a whole.
-        digest: The root's digest.
-        present: Whether the root was there.
+    `checked_at` is when the scan began. A stamp whose modification time is later than two seconds before proves
+    nothing, for the file may have changed again within the same tick of the clock. `folders` has the root as "".
     """
 
     checked_at: int
@@ -110,14 +95,8 @@ class Listing(Protocol):
 class SetChange:
     """A skill whose files are others than those the operator accepted.
 
-    Attributes:
-        uri: Where the other side has it.
-        full_id: What the policy knows it as.
-        digest: Of the set that would be accepted.
-        files_known: Whether the files that were accepted are known one by one; what follows is empty otherwise.
-        added: Paths that are new.
-        removed: Paths that are gone.
-        changed: Paths with other bytes.
+    `uri` is where the other side has it, `digest` that of the set that would be accepted. `added`, `removed` and
+    `changed` are paths, known only when the accepted files are known one by one (`files_known`).
     """
 
     uri: str

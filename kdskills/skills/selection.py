@@ -94,17 +94,10 @@ class Granted:
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for one consumer: its own rules, the denials for all, its tools, and what plugins deny it.
+    """What holds for one consumer (None: an anonymous one): its own rules, the denials for all, and its tools.
 
-    Attributes:
-        enabled: The allow-list; None when there is none. An empty one allows nothing.
-        disabled: The consumer's own denials.
-        disabled_for_all: The denials of `"*"`.
-        imports: How dependencies are decided.
-        consumer: Whose rules; None for an anonymous consumer.
-        tools: Ids of the consumer's tools; None for no tool gate.
-        include_internal: Whether the internal namespace is open.
-        plugin_denied: `{full id: reason}` of what plugins deny.
+    `enabled` is the allow-list, None when there is none; an empty one allows nothing. `disabled_for_all` are the
+    denials of `"*"`. `tools` None means no tool gate. `plugin_denied` is `{full id: reason}` of what plugins deny.
     """
 
     enabled: tuple[str, ...] | None = None
