@@ -60,7 +60,7 @@ _PART: Final[JsonObject] = {
 }
 
 Renew = Callable[[], "SkillView"]
-Names = dict[str, tuple[str, str | None]]
+Names = Mapping[str, tuple[str, str | None]]
 """`{name the model sees: (full id, tool id)}`; the tool id is None for the skill itself."""
 
 
@@ -103,19 +103,17 @@ async def publish(
         raise ValueError(f"route is tools or roots, not {route!r}")
     async with core.owner.turnstile(ROOTS):  # one at a time: each is compared with what other sessions published
         home = _owned_home(core) if route == "roots" else None
-        sessions = _other_sessions(core)
-        digests = {session.view_digest if home is not None else session.roots_digest for session in sessions}
+        functions = python_tools if python_tools is not None and home is None else {}
+        digests = {other.roots_digest if home is None else other.view_digest for other in _other_sessions(core)}
         if digests - {None, view.digest}:
-            raise CatalogError(
-                "another session of this server published other skills, and roots are seen by every session",
-                rule="roots_differ",
-                suggestion=f"give each view a server of its own, or {_AS_TOOLS}",
-            )
-        names = root_names(view) if home is not None else tool_names(view, python_tools or {})
+            words = "another session of this server published other skills, and roots are seen by every session"
+            advice = f"give each view a server of its own, or {_AS_TOOLS}"
+            raise CatalogError(words, rule="roots_differ", suggestion=advice)
+        names = _names(view, route, functions)
         texts = {full_id: text_of(view, full_id) for full_id in view.listed}
         notes = [note for _, text_notes in texts.values() for note in text_notes]
         if home is None:
-            _replace_tools(core, names, _tool_skills(core, view, names, python_tools or {}, renew or (lambda: view)))
+            _replace_tools(core, names, _tool_skills(core, view, names, functions, renew or (lambda: view)))
         else:
             notes += await _replace_roots(core, home, view, names, {key: text for key, (text, _) in texts.items()})
             _replace_tools(core, (), ())
@@ -142,41 +140,25 @@ async def take_roots_away(core: SessionCore) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def tool_names(view: SkillView, python_tools: Collection[str]) -> Names:
-    """Return the names `namespace.tool` of a view's listed skills and of their Python tools."""
-    names: Names = {}
+def _names(view: SkillView, route: str, python_tools: Collection[str]) -> Names:
+    """Return the names of a view's listed skills and of those of their tools that are in *python_tools*."""
+    names: dict[str, tuple[str, str | None]] = {}
     for full_id, skill in view.listed.items():
-        top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
-        _add_name(names, top, full_id)
-        for tool in skill.tools:
-            if tool.id in python_tools:
-                _add_name(names, f"{top}__{_FORBIDDEN.sub('_', tool.id)}", full_id, tool.id)
+        if route == "roots":
+            top = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
+            if len(top) > LONGEST_ROOT:
+                words = f"the folder of {full_id} would be called {top}, which is longer than {LONGEST_ROOT} characters"
+                raise CatalogError(words, rule="root_name_long", suggestion=f"shorten the skill's id, or {_AS_TOOLS}")
+        else:
+            top = f"{skill.namespace}.{skill.id.replace('-', '_')}"  # tools are named with underscores
+        for tool_id in (None, *(tool.id for tool in skill.tools if tool.id in python_tools)):
+            name = top if tool_id is None else f"{top}__{_FORBIDDEN.sub('_', tool_id)}"
+            if name in names:
+                words = f"{names[name][0]} and {full_id} would both be called {name}"
+                advice = "rename one of them, or grant only one to this consumer"
+                raise CatalogError(words, rule="published_twice", suggestion=advice)
+            names[name] = (full_id, tool_id)
     return names
-
-
-def root_names(view: SkillView) -> Names:
-    """Return the folder names of a view's listed skills."""
-    names: Names = {}
-    for full_id, skill in view.listed.items():
-        name = skill.id if skill.namespace == PUBLIC else f"{skill.namespace}-{skill.id}"
-        if len(name) > LONGEST_ROOT:
-            raise CatalogError(
-                f"the folder of {full_id} would be called {name}, which is longer than {LONGEST_ROOT} characters",
-                rule="root_name_long",
-                suggestion=f"shorten the skill's id, or {_AS_TOOLS}",
-            )
-        _add_name(names, name, full_id)
-    return names
-
-
-def _add_name(names: Names, name: str, full_id: str, tool_id: str | None = None) -> None:
-    if name in names:
-        raise CatalogError(
-            f"{names[name][0]} and {full_id} would both be called {name}",
-            rule="published_twice",
-            suggestion="rename one of them, or grant only one to this consumer",
-        )
-    names[name] = (full_id, tool_id)
 
 
 def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]:
@@ -198,17 +180,11 @@ def _owned_home(core: SessionCore) -> Path:
     client = core.owner.client
     home = getattr(client, "codex_home", None)
     if not getattr(client, "owned", False) or not isinstance(home, str):
-        raise CatalogError(
-            "roots are seen by every session of a server, so only a server this client started is given any",
-            rule="roots_not_owned",
-            suggestion=f"start the server with spawn(), or {_AS_TOOLS}",
-        )
+        words = "roots are seen by every session of a server, so only a server this client started is given any"
+        raise CatalogError(words, rule="roots_not_owned", suggestion=f"start the server with spawn(), or {_AS_TOOLS}")
     if core.owner.profile.probed and not core.owner.profile.extra_roots:
-        raise CatalogError(
-            "this server does not take skill roots",
-            rule="roots_unknown",
-            suggestion=f"{_AS_TOOLS}, or use a newer server",
-        )
+        words = "this server does not take skill roots"
+        raise CatalogError(words, rule="roots_unknown", suggestion=f"{_AS_TOOLS}, or use a newer server")
     return Path(home)
 
 
@@ -224,11 +200,9 @@ async def _replace_roots(
         try:
             folder, notes = await core.owner.blocking(_write, home, view, names, texts, failing)
         except OSError as error:
-            raise CatalogError(
-                f"the skills cannot be written to {home / ROOTS}: {error.strerror or error}",
-                rule="roots_not_written",
-                suggestion=f"make room in the server's home, or {_AS_TOOLS}",
-            ) from error
+            words = f"the skills cannot be written to {home / ROOTS}: {error.strerror or error}"
+            advice = f"make room in the server's home, or {_AS_TOOLS}"
+            raise CatalogError(words, rule="roots_not_written", suggestion=advice) from error
         await _set_roots(core, [folder])
         failing.pop_all()
     old, core.roots_folder, core.roots_digest = core.roots_folder, folder, view.digest
