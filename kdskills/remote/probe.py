@@ -24,13 +24,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from kdskills.remote.calls import AppServerSignal
 from kdskills.remote.catalog.changes import START_ALONE, Changes, NotApplied
-from kdskills.remote.client.base import AsyncAppServerClient
+from kdskills.remote.client.base import AsyncAppServerClient, unknown_method
 from kdskills.remote.client.server import ENDED
 from kdskills.remote.client.wire import StdioTransport
 from kdskills.remote.labmodel import FakeResponses, texts_of
@@ -179,7 +179,7 @@ async def ask_words(lab: Lab) -> None:
     try:
         await lab.ask("thread/unsubscribe", threadId=_NOBODY)
     except AppServerError as error:
-        supported = "unknown variant" not in str(error) and error.details.get("rpc_code") != -32601
+        supported = not unknown_method(error)
     lab.find("unsubscribe", supported, unsubscribe=supported)
 
 
@@ -233,20 +233,14 @@ async def ask_rewind(lab: Lab) -> None:
     thread_id = await lab.begin()
     await lab.turn(thread_id, "!say kept")
     await lab.turn(thread_id, "!say dropped")
-    method = None
+    method: Literal["revert", "rollback"] = "revert"
     try:
         newest = (await lab.ask("thread/turns/list", threadId=thread_id))["data"][0]["id"]
         await lab.ask("thread/revert", threadId=thread_id, beforeTurnId=newest)
-        method = "revert"
     except (AppServerError, KeyError, IndexError, TypeError):
-        try:
-            await lab.ask("thread/rollback", threadId=thread_id, numTurns=1)
-            method = "rollback"
-        except AppServerError as error:
-            lab.find("rewind", False, str(error.details.get("server_message") or error))
-            return
-    request = await lab.turn(thread_id, "!say after")
-    texts = texts_of(request, "user")
+        method = "rollback"
+        await lab.ask("thread/rollback", threadId=thread_id, numTurns=1)
+    texts = texts_of(await lab.turn(thread_id, "!say after"), "user")
     rewound = "!say dropped" not in texts and "!say kept" in texts
     lab.find("rewind", rewound, method, rewind=method if rewound else None)
 

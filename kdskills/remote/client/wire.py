@@ -251,7 +251,8 @@ class StdioTransport:
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None  # noqa: PT018
+        self._process, self._stdin, self._stdout, self._stderr = process, process.stdin, process.stdout, process.stderr
         self.pid = process.pid  # the launcher's, which is also the group's
         self.stderr = b""  # the newest 64 KiB
         self._send_lock = asyncio.Lock()
@@ -283,24 +284,20 @@ class StdioTransport:
 
     async def send(self, payload: bytes) -> None:
         """Write one line; waits while the pipe is full, and raises `AppServerGone` when it is broken."""
-        stdin = self._process.stdin
-        assert stdin is not None
         async with self._send_lock:
-            if self._stopping is not None or stdin.is_closing():
+            if self._stopping is not None or self._stdin.is_closing():
                 raise AppServerGone(f"the app-server is gone ({self.why_closed()})")
             try:
-                stdin.write(payload + b"\n")
-                await stdin.drain()
+                self._stdin.write(payload + b"\n")
+                await self._stdin.drain()
             except (BrokenPipeError, ConnectionResetError, RuntimeError) as problem:
                 raise AppServerGone(f"the app-server is gone ({self.why_closed()})") from problem
 
     async def receive(self) -> bytes | None:
         """Return the next line that is not blank, or None at the end; half a line at the end is dropped."""
-        stdout = self._process.stdout
-        assert stdout is not None
         while not self._ended.is_set():
             try:
-                line = await stdout.readline()
+                line = await self._stdout.readline()
             except ValueError:
                 self._reason, line = f"more than {MAX_LINE_BYTES} bytes without an end of line", b""
             except ConnectionResetError as problem:
@@ -327,9 +324,7 @@ class StdioTransport:
         return f"{how}; stderr: {last}" if last else how
 
     async def _stop(self) -> None:
-        process, stdin = self._process, self._process.stdin
-        assert stdin is not None
-        stdin.close()
+        self._stdin.close()
         if not await self._gone_within(STOP_SECONDS):
             self._signal(signal.SIGTERM)
             await self._gone_within(STOP_SECONDS)
@@ -337,11 +332,11 @@ class StdioTransport:
         # A program that left the group may keep the pipes open for ever, so this side is closed without waiting for it.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
-                await process.wait()
+                await self._process.wait()
         self._drain.cancel()
         await asyncio.wait({self._drain})
         self._ended.set()
-        transport = getattr(process, "_transport", None)
+        transport = getattr(self._process, "_transport", None)
         if transport is not None:
             transport.close()
         await asyncio.sleep(0)
@@ -366,9 +361,7 @@ class StdioTransport:
         return True
 
     async def _drain_stderr(self) -> None:
-        stderr = self._process.stderr
-        assert stderr is not None
-        while chunk := await stderr.read(_STDERR_KEPT):
+        while chunk := await self._stderr.read(_STDERR_KEPT):
             self.stderr = (self.stderr + chunk)[-_STDERR_KEPT:]
 
 

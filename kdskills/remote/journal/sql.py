@@ -162,10 +162,7 @@ class SqlJournal:
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
         """As `CallJournal.running`."""
-        calls = self._tables.calls
-        return self._rows(
-            session_id, calls.c.state.not_in(self._tables.ANSWERED_STATES), calls.c.lease_until > self._sql.now
-        )
+        return self._rows(session_id, *self._sql.running)
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """As `CallJournal.calls`."""
@@ -222,30 +219,23 @@ class SqlJournal:
         self._database.close()
 
     def _answer(self, key: str, owner: str, answer: StoredAnswer, *tries: sa.Executable) -> JournalRow | None:
-        """Execute the first statement that matches the row, and return the row afterwards."""
-        names = {
-            "b_key": key,
-            "b_owner": owner,
-            "b_answer": json.dumps({"payload": answer.payload, "handled": answer.handled, "error": answer.error}),
-        }
-
-        def change(link: sa.Connection) -> JournalRow | None:
-            for statement in tries:
-                row = self._first_row(link, statement, **names)
-                if row is not None:
-                    return row
-            return self._first_row(link, self._sql.row, b_key=key)
-
-        return self._write(change)
+        """Store an answer by the first statement that matches the row, and return the row afterwards."""
+        facts = json.dumps({"payload": answer.payload, "handled": answer.handled, "error": answer.error})
+        names = {"b_key": key, "b_owner": owner, "b_answer": facts}
+        return self._write(lambda link: self._first_row(link, *tries, self._sql.row, **names))
 
     def _tell(self, *conditions: Any, **values: Any) -> None:
         calls = self._tables.calls
         answered = calls.update().where(*conditions, calls.c.state.in_(self._tables.ANSWERED_STATES))
         self._write(lambda link: link.execute(answered.values(told=True, **values)))
 
-    def _first_row(self, link: sa.Connection, statement: sa.Executable, **names: Any) -> JournalRow | None:
-        record = link.execute(statement, self._bound(**names)).mappings().first()
-        return None if record is None else _row(record)
+    def _first_row(self, link: sa.Connection, *statements: sa.Executable, **names: Any) -> JournalRow | None:
+        """Execute statements until one returns a row."""
+        for statement in statements:
+            record = link.execute(statement, self._bound(**names)).mappings().first()
+            if record is not None:
+                return _row(record)
+        return None
 
     def _rows(self, session_id: str, *conditions: Any) -> Sequence[JournalRow]:
         query = self._sql.select(self._tables.calls.c.session_id == session_id, *conditions)

@@ -74,7 +74,9 @@ class Statements:
         self.insert = insert.on_conflict_do_nothing().returning(*self._shown)
         self.row = self.select(calls.c.key == new["key"])
         mine = calls.update().where(calls.c.key == new["key"], calls.c.owner == new["owner"])
-        self.renew = mine.where(calls.c.state.not_in(ANSWERED_STATES)).values(**lease)
+        running = calls.c.state.not_in(ANSWERED_STATES)
+        self.running = (running, calls.c.lease_until > self.now)
+        self.renew = mine.where(running).values(**lease)
         payload = sa.bindparam("b_answer", type_=sa.Text)
         late = {"late_response": payload, "late_at": self.now}
         waiting = (calls.c.state.in_(sorted(KEEPS_LATE)), calls.c.late_response.is_(None))
