@@ -1,7 +1,6 @@
 """The state behind a facade, and behind all handles of one of its sessions.
 
-Everything that waits is a coroutine of the async classes. A sync facade runs them on a loop of this package; its client and
-whatever else blocks is then called on the thread that waits.
+A sync facade runs the same coroutines on a loop of this package; its client and whatever else blocks is called on the thread that waits.
 """
 
 from __future__ import annotations

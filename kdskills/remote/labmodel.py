@@ -1,10 +1,6 @@
-"""A fake model for laboratories: `POST /v1/responses` on loopback, deciding by a function of the request.
+"""A fake model for laboratories: `POST /v1/responses` on loopback, deciding by a function of the request, its *brain*.
 
-What the model was shown is the only evidence that a catalog change worked, so every request is kept, and `visible_tools`
-reads a request the way a model would. The probe and the tests speak to the same fake; no tokens are spent and no login is
-needed.
-
-A *brain* takes the request's body and returns the items of the answer, made by `say` and `call`::
+What the model was shown is the only evidence that a catalog change worked, so every request is kept::
 
     with FakeResponses(lambda request: [say("hello")]) as model:
         ...  # point a server at model.base_url; read model.requests
@@ -20,13 +16,14 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
 from kdskills.remote.ports import JsonObject
 
 Brain = Callable[[JsonObject], Sequence[JsonObject]]
-"""What answers a request: its body in, items of the answer out. Raising `ModelFailure` answers with an HTTP error."""
+"""What answers a request: its body in, items of `say` and `call` out. Raising `ModelFailure` answers with an HTTP error."""
 
 MAX_BODY: Final = 64 * 2**20
 """Bytes of a request body, as sent and as unpacked; longer ones get status 413."""
@@ -154,19 +151,21 @@ class FakeResponses:
     Attributes:
         requests: The bodies received, in order.
         brain: The function that answers; it may be replaced at any time.
+        connections: The connections that are open.
     """
 
     def __init__(self, brain: Brain = default_brain) -> None:
         self.brain = brain
         self.requests: list[JsonObject] = []
+        self.connections: set[socket.socket] = set()
         self._came = threading.Condition()
-        self._server: _ResponsesServer | None = None
+        self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
         """Begin to listen; a second start is harmless."""
         if self._server is None:
-            self._server = _ResponsesServer(self)
+            self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
             self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fake-responses")
             self._thread.daemon = True
             self._thread.start()
@@ -178,7 +177,9 @@ class FakeResponses:
         if server is not None and self._thread is not None:
             server.shutdown()
             self._thread.join()
-            server.hang_up()
+            for connection in list(self.connections):
+                with suppress(OSError):  # the client was faster
+                    connection.shutdown(socket.SHUT_RDWR)
             server.server_close()
 
     __enter__ = start
@@ -253,38 +254,25 @@ def _fault(status: int, message: str) -> bytes:
     return _dump({"error": {"message": message, "code": status}})
 
 
-class _ResponsesServer(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, fake: FakeResponses) -> None:
-        self.fake = fake
-        self._open: set[socket.socket] = set()
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        self._open.discard(request)
-        super().shutdown_request(request)
-
-    def hang_up(self) -> None:
-        """End connections that clients keep open, so that their threads end."""
-        for connection in list(self._open):
-            with suppress(OSError):  # the client was faster
-                connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that hangs up in the middle is part of many tests, and sees its own error."""
-
-
 class _Handler(BaseHTTPRequestHandler):
+    """One connection of a client, which may send many requests."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     wbufsize = -1
-    server: _ResponsesServer
+
+    def __init__(self, fake: FakeResponses, *arguments: Any) -> None:
+        self._fake = fake
+        super().__init__(*arguments)
+
+    def handle(self) -> None:
+        """Answer its requests; a client that hangs up in the middle is part of many tests, and sees its own error."""
+        self._fake.connections.add(self.connection)
+        try:
+            with suppress(OSError):
+                super().handle()
+        finally:
+            self._fake.connections.discard(self.connection)
 
     def do_GET(self) -> None:
         """Answer `/v1/models` with an empty list."""
@@ -296,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer `/v1/responses`."""
         try:
-            status, body, kind = 200, self.server.fake.answer(self._request()), "text/event-stream"
+            status, body, kind = 200, self._fake.answer(self._request()), "text/event-stream"
         except ModelFailure as failure:
             status, body, kind = failure.status, _fault(failure.status, str(failure)), "application/json"
         self._reply(status, body, kind)

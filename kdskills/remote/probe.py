@@ -1,12 +1,8 @@
-"""The probe: finds out what a server does from the requests its model gets, and caches the result.
+"""The probe: finds out what a server does from the requests its model gets, and caches the result by the program's fingerprint.
 
 It runs the binary with an empty private home against the fake model: no login, no tokens, nothing of the user's. Answers of the
 server prove nothing here; a way of changing the catalog is proven when the next model request has the new tool and not the
 old one, a call of the new tool arrives, history remains, and a restarted server still shows it.
-
-The cache has one file per program, identified by the executables that really run: npm's `codex` is a launcher around a native
-child, so a hash of the launcher alone would miss updates of the child. The fingerprint covers the launcher and every executable
-of the started process group, with the user agent the server gave.
 """
 
 from __future__ import annotations
@@ -59,7 +55,11 @@ def _digest(path: Path, folder: Path) -> str:
 
 
 def fingerprint(server: AppServer, program: Path, state: Path) -> str:
-    """Return the fingerprint of a program, of which a server runs now; blocks."""
+    """Return the fingerprint of a program, of which a server runs now; blocks.
+
+    It covers the launcher and every executable of the process group: npm's `codex` only launches a native child, whose updates
+    do not change the launcher.
+    """
     folder, real = probes_dir(state), program.resolve()
     programs = {real}
     for parent in real.parents:

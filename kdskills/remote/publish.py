@@ -1,11 +1,8 @@
 """Publishes skills of bundles in a Codex session: as tools, or as folders that the server itself lists.
 
-Route `tools`: each granted skill is a tool that returns its text, and any reference of it. Route `roots`: the granted skills are
-written into a folder of their own, and the server gets its path. Either way the policy decides which skills are published. With
-tools it is asked again at each call: a skill that was revoked meanwhile is answered like an unknown one.
-
-The server's list of roots is one for the whole process, and a call replaces it whole. Only a server this client started is given
-one, and every session of it that publishes must see the same skills.
+As tools, each granted skill returns its text, and any reference of it; the policy is asked again at each call. The server's list of
+roots is one for the whole process, and a call replaces it whole: only a server this client started is given one, and every session
+of it that publishes must see the same skills.
 """
 
 from __future__ import annotations

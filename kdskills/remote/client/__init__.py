@@ -1,8 +1,4 @@
-"""The client of a Codex app-server.
-
-`wire` carries messages, tells them apart and matches replies to requests, `server` is what outlives a connection, with the state of
-each thread; `base` has the names a caller sees: sessions, turns, signals and answers.
-"""
+"""The client of a Codex app-server: `wire` is one connection, `server` what outlives it, `base` what a caller sees."""
 
 from kdskills.remote.client.base import AsyncAppServerClient
 from kdskills.remote.client.server import ClientOptions

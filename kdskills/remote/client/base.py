@@ -247,7 +247,7 @@ class ToolCalls:
             return call
         sent = False
         try:
-            await self._server.answer_call(call, response)
+            await self._server.reply(call.raw_id, result=response)
             sent = True
         except AppServerGone as problem:
             return {"status": "error", "code": problem.code, "message": problem.message, "requestId": request_id}

@@ -462,11 +462,11 @@ class AppServer:
                 return
             params["cursor"] = answer["nextCursor"]
 
-    async def answer_call(self, call: PendingCall, response: JsonObject) -> None:
-        """Send the answer of a call under its raw id."""
+    async def reply(self, raw_id: RawId, **outcome: JsonObject) -> None:
+        """Reply to a request of the server under its raw id, by a `result` or an `error`."""
         if self._peer is None:
             raise AppServerGone("no app-server is connected: the answer was not sent")
-        await self._peer.send({"id": call.raw_id, "result": response})
+        await self._peer.send({"id": raw_id, **outcome})
 
     def spawn_task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run a coroutine as a background task; it is cancelled when the client closes."""
@@ -552,9 +552,8 @@ class AppServer:
                 self.on_event(method, params)
 
     async def _refuse(self, raw_id: RawId, error: JsonObject) -> None:
-        if self._peer is not None:
-            with contextlib.suppress(AppServerGone):  # the connection ended, so no refusal is needed
-                await self._peer.send({"id": raw_id, "error": error})
+        with contextlib.suppress(AppServerGone):  # the connection ended, so no refusal is needed
+            await self.reply(raw_id, error=error)
 
 
 def unwrapped(params: JsonObject) -> JsonObject:

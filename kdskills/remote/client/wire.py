@@ -1,8 +1,6 @@
 """Messages of a connection, one JSON object per line or frame without a `jsonrpc` member, and how they travel.
 
-They travel over the pipes of a child `codex app-server`, which has its own process group, or as text frames of a websocket. `Peer`
-matches replies to requests and counts unexpected ones. `PendingCalls` keeps the server's calls until they are answered, because the
-server has no list of them. Nothing here knows what a thread or a tool is.
+They travel over the pipes of a child `codex app-server`, or as text frames of a websocket. Nothing here knows what a tool is.
 """
 
 from __future__ import annotations
@@ -183,7 +181,7 @@ class PendingCall:
 
 
 class PendingCalls:
-    """The pending calls of one connection; safe to use from several threads."""
+    """The pending calls of one connection, of which the server has no list; safe to use from several threads."""
 
     def __init__(self) -> None:
         self.epoch = secrets.token_hex(6)  # names the connection, because raw ids start at 0 again with every server

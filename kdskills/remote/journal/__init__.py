@@ -1,7 +1,6 @@
-"""Journals of calls: they record the state and answer of each call, so that effects happen once.
+"""Journals of calls record the state and answer of each call, so that effects happen once.
 
-`calls` names calls and is the table of their moves, `MemoryJournal` serves one process, `SqlJournal` every worker that opens the
-same SQLite file or PostgreSQL database; its tables are made by the Alembic migrations beside it.
+`MemoryJournal` serves one process, `SqlJournal` every worker that opens the same SQLite file or PostgreSQL database.
 """
 
 from kdskills.remote.journal.calls import MemoryJournal, arguments_digest, strong_key

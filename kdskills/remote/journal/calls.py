@@ -1,16 +1,4 @@
-"""The keys of calls, the life of a call as a table, which both journals read their rules from, and the journal in memory.
-
-Keys are strong ones for good, weak ones for the life of a facade, or none.
-
-::
-
-    (new) -claim-> claimed -start-> running -answer-> done
-                   claimed -answer-> done            refused before it ran: unknown skill, bad arguments
-                   claimed -deadline-> overdue       still in the queue
-                   claimed -take-> claimed           its owner is dead; nothing ran
-                                    running -deadline-> overdue
-                                    running -rerun-> claimed    its owner is dead, the skill is idempotent
-                                    running -lose-> unknown     its owner is dead, it is not
+"""The keys of calls, the moves of a call as a table, which both journals read their rules from, and the journal in memory.
 
 What is answered stays answered: an answer after `overdue` or `unknown` moves nothing and is kept as the late one.
 """
@@ -34,13 +22,13 @@ Event = Literal["claim", "start", "answer", "deadline", "take", "rerun", "lose"]
 MOVES: Final[dict[tuple[CallState | None, Event], CallState]] = {
     (None, "claim"): "claimed",
     ("claimed", "start"): "running",
-    ("claimed", "answer"): "done",
-    ("claimed", "deadline"): "overdue",
-    ("claimed", "take"): "claimed",
+    ("claimed", "answer"): "done",  # refused before it ran: unknown skill, bad arguments
+    ("claimed", "deadline"): "overdue",  # still in the queue
+    ("claimed", "take"): "claimed",  # its owner is dead; nothing ran
     ("running", "answer"): "done",
     ("running", "deadline"): "overdue",
-    ("running", "rerun"): "claimed",
-    ("running", "lose"): "unknown",
+    ("running", "rerun"): "claimed",  # its owner is dead, the skill is idempotent
+    ("running", "lose"): "unknown",  # its owner is dead, it is not
 }
 """The state an event leads to; an event that is not listed for a state changes nothing there."""
 
