@@ -24,11 +24,7 @@ class ListenRefused(OperatorMustAct, code="listen_refused"):
 
 
 def address(listen: str) -> tuple[str, int]:
-    """Return host and port of `HOST:PORT`, or `[HOST]:PORT`.
-
-    Raises:
-        ListenRefused: It is neither.
-    """
+    """Return host and port of `HOST:PORT`, or `[HOST]:PORT`. Raises ListenRefused."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -50,11 +46,7 @@ def on_loopback(host: str) -> bool:
 
 
 async def of_header(storage: Storage, header: str | None, *, open_on_loopback: bool) -> Identity:
-    """Return who an Authorization header says calls; for doors that are mounted and have no project in their path.
-
-    Raises:
-        Unauthenticated: There is no token, or it is not known.
-    """
+    """Return who an Authorization header says calls, for doors without a project in their path. Raises Unauthenticated."""
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         caller = await storage.tokens.authenticate(token.strip())
@@ -76,22 +68,15 @@ EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is lis
 def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
     """Return the names a service is called by, whose pages may call it; loopback and addresses are known by themselves.
 
-    The address that is listened on is none of them: a page of another port there is another program's.
-
-    Args:
-        listen: The host it listens on.
-        names: The setting `host_names`.
+    The address that is listened on is none of them: a page of another port there is another program's. *names* are those
+    of the setting `host_names`.
     """
     listened = () if _plain(listen) == "localhost" or _address_of(_plain(listen)) is not None else (listen,)
     return frozenset(_plain(name) for name in (*listened, *names)) - EVERYWHERE
 
 
 def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None:
-    """Refuse a request for another host, or of another site's page.
-
-    Args:
-        scope: The request, as ASGI has it.
-        names: Names the service is called by, in lower case.
+    """Refuse a request, as ASGI has it, for another host than *names* or of another site's page.
 
     Raises:
         CallRefused: `host_refused` when the header Host is missing, doubled or names another host; `origin_refused` when a
@@ -102,10 +87,8 @@ def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None
     server = scope.get("server")  # the address the connection came in at is a name of ours, too
     own = set(names) if server is None else {*names, _plain(str(server[0]))}
     if host is None or not (host[0] in own or on_loopback(host[0])):
-        raise CallRefused(
-            "this service is not called by that name: the operator adds it to the setting host_names",
-            code="host_refused",
-        )
+        message = "this service is not called by that name: the operator adds it to the setting host_names"
+        raise CallRefused(message, code="host_refused")
     for origin in _values(scope, b"origin"):
         page = _authority(origin)
         # the Host header names no scheme: it is read as a page of this origin would mean it
@@ -144,9 +127,7 @@ class RateLimited(CallerMustAct, code="rate_limited"):
 class RequestLimits:
     """Counts requests by token: a bucket that fills at the allowed rate and holds a minute's worth.
 
-    Args:
-        per_minute: Requests a token may make in a minute that has no limit of its own; 0 for no limit.
-        clock: Monotonic seconds.
+    `per_minute` is for tokens without a limit of their own, 0 for no limit; `clock` gives monotonic seconds.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -155,11 +136,7 @@ class RequestLimits:
         self._buckets: dict[str, tuple[float, float]] = {}  # what is left in it and when; the last used stands last
 
     def count(self, identity: Identity) -> None:
-        """Count one request.
-
-        Raises:
-            RateLimited: The bucket is empty; nothing is counted then.
-        """
+        """Count one request. Raises RateLimited when the bucket is empty; nothing is counted then."""
         token_limit = identity.limits.requests_per_minute
         size = self._size if token_limit is None else float(token_limit)
         if not size:

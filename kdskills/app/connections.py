@@ -55,12 +55,10 @@ def most_connections() -> int:
 
 
 class Crowd:
-    """The connections of one server.
+    """The connections of one server: at most `most`, without it as many as open files allow.
 
-    Args:
-        most: Connections at one time; none for as many as open files allow.
-        header_s: Seconds a connection has for the head of a request, from its first byte or its opening on.
-        body_s: Seconds a body may stand still.
+    A connection has `header_s` for the head of a request, from its first byte or its opening on; a body may stand still for
+    `body_s`.
     """
 
     def __init__(self, *, most: int | None = None, header_s: float = 10.0, body_s: float = 30.0) -> None:
@@ -80,10 +78,8 @@ class Crowd:
             return True
         oldest = next(iter(self._waiting))
         if oldest is not connection:
-            self.say.warn(
-                _LOG,
-                f"more than {self.most} connections at one time: those that send no request are closed, the oldest first",
-            )
+            idle = "those that send no request are closed, the oldest first"
+            self.say.warn(_LOG, f"more than {self.most} connections at one time: {idle}")
             self.leave(oldest)
             oldest.transport.abort()
             return True
@@ -243,11 +239,7 @@ def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **options: A
 
 
 async def serve(server: BoundedServer, crowd: Crowd) -> None:
-    """Serve until the server is told to stop.
-
-    Raises:
-        ListenRefused: The address is taken, or not of this machine.
-    """
+    """Serve until the server is told to stop. Raises ListenRefused: the address is taken, or not of this machine."""
     config = server.config
     loop = asyncio.get_running_loop()
     before = loop.get_exception_handler()

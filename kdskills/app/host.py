@@ -84,7 +84,7 @@ class Host(OperationCalls):
         from kdskills.prompts import prompt_environment
 
         env = prompt_environment()
-        self.answers.prepare_templates(env)
+        self.answers.tell("kdskills_prepare_templates", env=env)
         return env
 
     @cached_property

@@ -27,13 +27,7 @@ SCOPES_OF: Final[dict[Profile, frozenset[Scope]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What one token may use; None leaves it to the service's settings.
-
-    Attributes:
-        requests_per_minute: Requests.
-        concurrent_work: Tasks and jobs that run at one time.
-        body_bytes: Size of one request.
-    """
+    """What one token may use; None leaves it to the service's settings."""
 
     requests_per_minute: int | None = None
     concurrent_work: int | None = None
@@ -135,10 +129,6 @@ def wider(new: Identity, maker: Identity) -> tuple[str, ...]:
     """Return what *new* may do that *maker* may not, as names of fields, sorted; nothing is as well as less.
 
     The agent is no bound: whoever may make tokens administers every agent of the project.
-
-    Args:
-        new: Who a caller with the new token would be.
-        maker: Who makes it.
     """
     if maker.account:
         return ()
@@ -166,11 +156,7 @@ def _within(new: frozenset[str] | None, maker: frozenset[str] | None) -> bool:
 def own_client(profile: Profile, project: str, agent: str, tools: frozenset[str] | None) -> Identity:
     """Return who a client of MCP is that this account starts without a token, for one project and agent.
 
-    Args:
-        profile: What is served; an author's client works on files of this machine.
-        project: Its project.
-        agent: Its agent.
-        tools: Tools it holds; None when that is not asked for.
+    An author's client works on files of this machine. *tools* are those it holds; None when that is not asked for.
     """
     return Identity(
         project=project, agent=agent, scopes=SCOPES_OF[profile], local=profile != "skills", tools=tools, profile=profile

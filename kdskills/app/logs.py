@@ -35,10 +35,7 @@ SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (re.compile(r"kd_([0-9a-f]{16})_[A-Za-z0-9_-]{20,}"), rf"kd_\1_{MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@"), rf"\1:{MASK}@"),
-    (
-        re.compile(r"(?i)((?:password|passwd|secret|api_?key|token)\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"),
-        rf"\1{MASK}",
-    ),
+    (re.compile(r"(?i)((?:password|passwd|secret|api_?key|token)\"?\s*[=:]\s*\"?)[^\s\"'&,;]{4,}"), rf"\1{MASK}"),
 )
 """What looks like a secret, and what is written instead. The public id of a token stays: it is what audit rows name."""
 
@@ -48,12 +45,7 @@ OURS: Final = ("kdskills", "uvicorn.error")
 
 
 class Sparingly:
-    """Lets a thing be said at once, and then once in an interval: what a peer or a full disk causes comes a thousandfold.
-
-    Args:
-        every_s: Seconds between two times.
-        clock: Monotonic seconds.
-    """
+    """Lets a thing be said at once, and then once in an interval: what a peer or a full disk causes comes a thousandfold."""
 
     def __init__(self, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -124,12 +116,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterator[None]:
-    """Write what the service and its server log as JSON lines, for the length of the block.
-
-    Args:
-        stream: Where to; standard error when omitted.
-        level: The lowest level that is written.
-    """
+    """Write what the service and its server log as JSON lines, for the length of the block; to standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root, before = logging.getLogger(), {name: logging.getLogger(name).level for name in OURS}
@@ -145,11 +132,7 @@ def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterat
 
 
 def be_called(words: str) -> None:
-    """Give this process a title, `kdskills: …`; without the library that does it, it keeps the words it was started with.
-
-    Args:
-        words: What it is, such as `worker 0`.
-    """
+    """Give this process a title, `kdskills: …`; without the library that does it, it keeps the words it was started with."""
     try:
         from setproctitle import setproctitle
     except ImportError:  # of the extras for background work and the service; nothing but the sight of it depends on it
@@ -179,8 +162,7 @@ class Telemetry:
 
     @cached_property
     def _instruments(self) -> dict[str, Callable[[float, dict[str, str]], None]]:
-        meter = self._meter
-        if meter is None:
+        if (meter := self._meter) is None:
             return {}
         return {
             DEPTH: meter.create_gauge(DEPTH, "{item}", "Tasks and jobs that wait or run, by state.").set,
@@ -233,4 +215,4 @@ class Telemetry:
         self._tell(WORKERS, measurement.workers)
         self._tell(LEASE, measurement.lease_age_s)
         for run in measurement.ran:
-            self.ran(run.engine, run.status, run.seconds)
+            self.ran(*run)

@@ -23,9 +23,6 @@ from kdskills.errors import BadRequest, Diagnostic, KdskillsError, NameTaken, Pl
 from kdskills.hooks import NAME, Register
 
 if TYPE_CHECKING:
-    import jinja2
-    import typer
-
     from kdskills.app.operations.table import Operation
     from kdskills.bundle import SkillsDescriptor
     from kdskills.execution import ExecutorFactory
@@ -171,11 +168,12 @@ def _installed(point: metadata.EntryPoint) -> object:
         raise PluginInvalid(message, plugin=point.name) from error
 
 
-class HookCalls:
-    """The one place where hooks are called: what a plugin raises or answers wrongly is told with its name.
+class HookAnswers:
+    """The one place where hooks are called: asks them and combines what plugins answer, by the rule in each hook's docstring.
 
-    Args:
-        pm: The plugins.
+    What a plugin raises or answers wrongly is told with its name. Filters are monotone: hidden is the union of all answers,
+    one denial denies, so the order of plugins cannot open a hole. A filter that fails closes: nothing is granted until its
+    plugin works or is taken out.
     """
 
     def __init__(self, pm: PluginManager) -> None:
@@ -235,6 +233,53 @@ class HookCalls:
                 self._ask(hook, call, _anything, {"register": register})
             finally:
                 register.plugin = None
+
+    def skill_roots(self, descriptor: SkillsDescriptor) -> tuple[SkillRoot, ...]:
+        """Return the plugins' roots in plugin order. Raises PluginFailed."""
+        from kdskills.skills import SkillRoot
+
+        answers = self.answers("kdskills_skill_roots", _all_of(SkillRoot), descriptor=descriptor)
+        return tuple(root for roots in answers for root in roots)
+
+    def open_skill_root(self, uri: str, base: Path) -> SkillRoot | None:
+        """Return the first plugin's answer for *uri*. Raises PluginFailed."""
+        from kdskills.skills import SkillRoot
+
+        return self.first("kdskills_open_skill_root", _instance_of(SkillRoot), uri=uri, base=base)
+
+    def check_skill(self, skill: Skill) -> tuple[Diagnostic, ...]:
+        """Join the problems all plugins find in *skill*; a plugin that fails is a problem of its own, an error."""
+        try:
+            answers = self.answers("kdskills_check_skill", _all_of(Diagnostic), skill=skill)
+        except PluginFailed as error:
+            return (Diagnostic(error.code, "error", error.message, ref=skill.full_id),)
+        return tuple(diagnostic for answer in answers for diagnostic in answer)
+
+    def hide_skills(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
+        """Return the union of what plugins hide from *consumer*, with the first reason of each. Raises PluginFailed."""
+        hidden: dict[str, str] = {}
+        for answer in self.answers("kdskills_hide_skills", _texts, agent=consumer or "", skills=skills):
+            hidden = dict(answer) | hidden
+        return hidden
+
+    def deny(self, request: AccessRequest) -> Denial | None:
+        """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
+        from kdskills.session.approval import Denial
+
+        denials = self.answers("kdskills_deny", _instance_of(Denial), request=request)
+        return denials[0] if denials else None
+
+    def source_key(self, source: Mapping[str, Any]) -> str | None:
+        """Return the first plugin's merge key for a source row. Raises PluginFailed."""
+        return self.first("kdskills_source_key", _instance_of(str), source=source)
+
+    def turn_started(self, turn: Any) -> None:
+        """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
+        self.tell("kdskills_turn_started", turn=turn)
+
+    def turn_finished(self, turn: Any, outcome: Any) -> None:
+        """Tell plugins that *turn* ended. Raises PluginFailed when all have been told."""
+        self.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
 
     def _calls(self, hook: str) -> list[pluggy.HookImpl]:
         """Return the implementations of *hook*, last registered first."""
@@ -321,9 +366,9 @@ def collect(pm: PluginManager) -> Registers:
         Register("interpreter", _no_interpreter),
         OperationRegister(),
     )
-    calls = HookCalls(pm)
+    answers = HookAnswers(pm)
     for field in fields(registers):
-        calls.register(f"kdskills_register_{field.name}", getattr(registers, field.name))
+        answers.register(f"kdskills_register_{field.name}", getattr(registers, field.name))
     return registers
 
 
@@ -374,69 +419,6 @@ def make_part(register: Register[Callable[..., T]], name: str, expected: type[An
     if not isinstance(entry, expected):
         raise plugin_failed(plugin, hook, words, shortened(entry))
     return entry
-
-
-class HookAnswers(HookCalls):
-    """Asks hooks and combines what plugins answer, by the rule in each hook's docstring.
-
-    Filters are monotone: hidden is the union of all answers, one denial denies, so the order of plugins cannot open
-    a hole. A filter that fails closes: nothing is granted until its plugin works or is taken out.
-    """
-
-    def register_commands(self, cli: typer.Typer) -> None:
-        """Let plugins add commands to the command line. Raises PluginFailed."""
-        self.tell("kdskills_register_commands", cli=cli)
-
-    def prepare_templates(self, env: jinja2.Environment) -> None:
-        """Let plugins add filters and tests to the template environment. Raises PluginFailed."""
-        self.tell("kdskills_prepare_templates", env=env)
-
-    def skill_roots(self, descriptor: SkillsDescriptor) -> tuple[SkillRoot, ...]:
-        """Return the plugins' roots in plugin order. Raises PluginFailed."""
-        from kdskills.skills import SkillRoot
-
-        answers = self.answers("kdskills_skill_roots", _all_of(SkillRoot), descriptor=descriptor)
-        return tuple(root for roots in answers for root in roots)
-
-    def open_skill_root(self, uri: str, base: Path) -> SkillRoot | None:
-        """Return the first plugin's answer for *uri*. Raises PluginFailed."""
-        from kdskills.skills import SkillRoot
-
-        return self.first("kdskills_open_skill_root", _instance_of(SkillRoot), uri=uri, base=base)
-
-    def check_skill(self, skill: Skill) -> tuple[Diagnostic, ...]:
-        """Join the problems all plugins find in *skill*; a plugin that fails is a problem of its own, an error."""
-        try:
-            answers = self.answers("kdskills_check_skill", _all_of(Diagnostic), skill=skill)
-        except PluginFailed as error:
-            return (Diagnostic(error.code, "error", error.message, ref=skill.full_id),)
-        return tuple(diagnostic for answer in answers for diagnostic in answer)
-
-    def hide_skills(self, consumer: str | None, skills: Sequence[Skill]) -> Mapping[str, str]:
-        """Return the union of what plugins hide from *consumer*, with the first reason of each. Raises PluginFailed."""
-        hidden: dict[str, str] = {}
-        for answer in self.answers("kdskills_hide_skills", _texts, agent=consumer or "", skills=skills):
-            hidden = dict(answer) | hidden
-        return hidden
-
-    def deny(self, request: AccessRequest) -> Denial | None:
-        """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
-        from kdskills.session.approval import Denial
-
-        denials = self.answers("kdskills_deny", _instance_of(Denial), request=request)
-        return denials[0] if denials else None
-
-    def source_key(self, source: Mapping[str, Any]) -> str | None:
-        """Return the first plugin's merge key for a source row. Raises PluginFailed."""
-        return self.first("kdskills_source_key", _instance_of(str), source=source)
-
-    def turn_started(self, turn: Any) -> None:
-        """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
-        self.tell("kdskills_turn_started", turn=turn)
-
-    def turn_finished(self, turn: Any, outcome: Any) -> None:
-        """Tell plugins that *turn* ended. Raises PluginFailed when all have been told."""
-        self.tell("kdskills_turn_finished", turn=turn, outcome=outcome)
 
 
 def _instance_of(kind: type[T]) -> Callable[[object], T | None]:

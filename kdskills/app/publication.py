@@ -11,7 +11,7 @@ import json
 import mimetypes
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -88,34 +88,27 @@ class Unpublishable(Exception):  # internal to this module: every one becomes a 
     """Why a skill is not published."""
 
 
+@dataclass(frozen=True)
 class Publication:
     """What one consumer's view publishes. Cheap to make; entries are kept by the digest of their tree.
 
-    Args:
+    Attributes:
         view: Whose skills; the gate is asked again at each access.
-        kept: Entries of earlier publications, by full id and tree; shared by the doors of one Host.
-        cache: Folder of the copies; None for the usual one.
-        by: Who starts the skills; what that caller may not start is not published.
+        cached_entries: Of earlier publications, by full id and tree; shared by the doors of one Host.
+        cache: Folder of the copies.
+        starter: Who starts the skills; what that caller may not start is not published.
     """
 
-    def __init__(
-        self,
-        view: SkillView,
-        cached_entries: dict[tuple[str, str], PublishedEntry],
-        cache: Path | None = None,
-        *,
-        starter: By = "code",
-    ) -> None:
-        self._view = view
-        self._by = starter
-        self._kept = cached_entries
-        self._cache = cache or cache_dir()
+    view: SkillView
+    cached_entries: dict[tuple[str, str], PublishedEntry]
+    cache: Path = field(default_factory=cache_dir)
+    starter: By = "code"
 
     def entries(self) -> tuple[tuple[PublishedEntry, ...], tuple[Diagnostic, ...]]:
         """Return every published skill, sorted by uri, and why others are not."""
         entries: list[PublishedEntry] = []
         notes: list[Diagnostic] = []
-        for skill in self._view.skills.values():
+        for skill in self.view.skills.values():
             try:
                 entries.append(self._entry(skill))
             except Unpublishable as reason:
@@ -127,7 +120,7 @@ class Publication:
         """Return the skill whose SKILL.md has this uri. Raises NotFound."""
         namespace, _, path = uri.removeprefix("skill://").partition("/")
         name, _, file = path.partition("/")
-        skill = self._view.skills.get(f"{namespace}.{name}")
+        skill = self.view.skills.get(f"{namespace}.{name}")
         if not uri.startswith("skill://") or file != SKILL_FILE or skill is None:
             raise NotFound(NOT_FOUND)
         try:
@@ -137,10 +130,7 @@ class Publication:
 
     def owner(self, uri: str) -> PublishedEntry:
         """Return the skill a file or directory belongs to. Raises NotFound."""
-        parts = uri.removeprefix("skill://").split("/")
-        if not uri.startswith("skill://") or len(parts) < 2:
-            raise NotFound(NOT_FOUND)
-        return self.get(f"skill://{parts[0]}/{parts[1]}/{SKILL_FILE}")
+        return self.get(f"{'/'.join(uri.split('/')[:4])}/{SKILL_FILE}")
 
     def read(self, uri: str) -> tuple[PublishedFile, bytes]:
         """Return a file as its entry lists it. Raises NotFound."""
@@ -164,11 +154,8 @@ class Publication:
             if file.uri.startswith(inside):
                 first, deeper, _ = file.uri.removeprefix(inside).partition("/")
                 name = file.path.split("/")[uri.count("/") - entry.base.count("/")]
-                children[first] = (
-                    Child(inside + first, name, "inode/directory")
-                    if deeper
-                    else Child(file.uri, name, file.media_type, file.size)
-                )
+                uri_and_kind = (inside + first, name, "inode/directory", None)
+                children[first] = Child(*uri_and_kind if deeper else (file.uri, name, file.media_type, file.size))
         if not children:  # an empty directory has none either
             top = self._copy(entry.tree)
             folders = (path for path in top.rglob("*") if path.is_dir() and not path.is_symlink())
@@ -177,33 +164,32 @@ class Publication:
         return tuple(children[name] for name in sorted(children))
 
     def _copy(self, tree: str) -> Path:
-        return self._cache / "stage" / tree.removeprefix("sha256:")
+        return self.cache / "stage" / tree.removeprefix("sha256:")
 
     def _entry(self, skill: Skill) -> PublishedEntry:
         if skill.hidden:
             raise Unpublishable("it is hidden")
-        if refuse_by(skill, self._by) is not None:
+        if refuse_by(skill, self.starter) is not None:
             raise Unpublishable("it is not for this caller to start")
         if skill.folder is None or skill.path is None:
             raise Unpublishable("it has no files")
         if skill.name != skill.id or not NAME.fullmatch(skill.id) or not NAME.fullmatch(skill.namespace):
-            raise Unpublishable(
-                "its name is not the last part of its path, or has other characters than a-z, 0-9 and -"
-            )
+            problem = "its name is not the last part of its path, or has other characters than a-z, 0-9 and -"
+            raise Unpublishable(problem)
         if skill.path.name != SKILL_FILE:
             raise Unpublishable(f"its file is not called {SKILL_FILE}")
         try:
             tree = skill.tree_digest()
-            cached = self._kept.get((skill.full_id, tree))
+            cached = self.cached_entries.get((skill.full_id, tree))
             if cached is not None and self._copy(tree).is_dir():
                 return cached
-            copy = stage_skill(SkillMount(skill.full_id, skill.folder, tree), self._cache)
+            copy = stage_skill(SkillMount(skill.full_id, skill.folder, tree), self.cache)
         except (RootChanged, RootMissing, FileRefused) as error:
             raise Unpublishable(error.message) from error
         entry = _entry_of(skill, tree, copy)
-        while len(self._kept) >= MAX_KEPT:  # versions of long ago; each is made again when it is asked for
-            self._kept.pop(next(iter(self._kept)), None)
-        self._kept[(skill.full_id, tree)] = entry
+        while len(self.cached_entries) >= MAX_KEPT:  # versions of long ago; each is made again when it is asked for
+            self.cached_entries.pop(next(iter(self.cached_entries)), None)
+        self.cached_entries[(skill.full_id, tree)] = entry
         return entry
 
 

@@ -49,10 +49,7 @@ NOBODY: Final = hashlib.sha256(b"").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
-    """What is known of a token; the secret is not.
-
-    `id` is public, for audit rows, limits and revoking; `label` says what it is for, `identity` who a caller with it is.
-    """
+    """What is known of a token; the secret is not. `id` is public, for audit rows, limits and revoking."""
 
     id: str
     label: str
@@ -67,17 +64,12 @@ class IssuedToken:
         return self.revoked_at is None and (end is None or now < end)
 
 
+@dataclass(frozen=True)
 class Tokens:
-    """The tokens of one installation.
+    """The tokens of one installation; the tables of `database` must be there (`kdskills.storage`, part `service`)."""
 
-    Args:
-        database: Where rows are kept; its tables must be there (`kdskills.storage.database`, part `service`).
-        clock: Gives the time.
-    """
-
-    def __init__(self, database: Database, *, clock: Callable[[], datetime] = utc_now) -> None:
-        self._database = database
-        self._clock = clock
+    database: Database
+    clock: Callable[[], datetime] = utc_now
 
     async def create(
         self,
@@ -97,19 +89,8 @@ class Tokens:
     ) -> tuple[IssuedToken, str]:
         """Make a token, and its project if that is not there; return it with its text, which is kept nowhere.
 
-        Args:
-            project: Everything it reaches belongs to it.
-            agent: The consumer the policy of skills is asked for.
-            scopes: What it may do.
-            label: What it is for.
-            allowed_tools: Operations it may run; None for all its scopes allow.
-            limits: What it may use.
-            expires_at: When it ends.
-            person: Whether a person starts skills with it.
-            tools: Tools its holder has.
-            who: For the audit row, as *request_id*.
-            request_id: Which request it came by.
-            maker: Who makes it; the token may do nothing its maker may not.
+        All up to *tools* is what `Identity` has of a caller with it; *who* and *request_id* are for the audit row. The token
+        may do nothing that *maker* may not.
 
         Raises:
             BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
@@ -127,17 +108,16 @@ class Tokens:
             tools=frozenset(tools),
             expires_at=expires_at,
         )
-        _check(identity)
-        _require_not_wider(identity, maker)
-        token = IssuedToken(token_id, label[:200], identity, self._clock(), who[:200])
+        _check(identity, maker)
+        token = IssuedToken(token_id, label[:200], identity, self.clock(), who[:200])
 
         def change(link: sa.Connection) -> None:
-            rows = ProjectRows(link, project, self._clock())
+            rows = ProjectRows(link, project, self.clock())
             rows.ensure()
             link.execute(TOKENS.insert().values(_row(token, secret)))
             rows.note(who, "token.create", token_id, request_id, agent=agent, scopes=" ".join(sorted(set(scopes))))
 
-        await self._database.write(change)
+        await self.database.write(change)
         return token, f"kd_{token_id}_{secret}"
 
     async def list(self, project: str | None = None) -> Sequence[IssuedToken]:
@@ -145,35 +125,25 @@ class Tokens:
         query = TOKENS.select().order_by(TOKENS.c.created_at.desc(), TOKENS.c.id)
         if project is not None:
             query = query.where(TOKENS.c.project == project)
-        return await self._database.read(lambda link: [_token(row) for row in link.execute(query)])
+        return await self.database.read(lambda link: [_token(row) for row in link.execute(query)])
 
     async def revoke(self, token_id: str, *, project: str | None = None, who: str, request_id: str = "") -> IssuedToken:
-        """End a token, from the next request on; ending it twice changes nothing.
-
-        Args:
-            token_id: Its public id.
-            project: Only if it belongs to this project; None for any.
-            who: For the audit row.
-            request_id: For the audit row.
-
-        Raises:
-            NotFound: There is none, or it belongs to another project.
-        """
+        """End a token, from the next request on; ending it twice changes nothing. Raises NotFound outside *project*."""
         mine = TOKENS.c.id == token_id
         if project is not None:
             mine &= TOKENS.c.project == project
 
         def change(link: sa.Connection) -> IssuedToken:
-            now = micros(self._clock())
+            now = micros(self.clock())
             fresh = link.execute(TOKENS.update().where(mine, TOKENS.c.revoked_at.is_(None)).values(revoked_at=now))
             row = link.execute(TOKENS.select().where(mine)).first()
             if row is None:
                 raise NotFound(f"there is no token {token_id!r}", token=token_id)
             if fresh.rowcount:
-                ProjectRows(link, row.project, self._clock()).note(who, "token.revoke", token_id, request_id)
+                ProjectRows(link, row.project, self.clock()).note(who, "token.revoke", token_id, request_id)
             return _token(row)
 
-        return await self._database.write(change)
+        return await self.database.write(change)
 
     async def authenticate(self, text: str) -> Identity | None:
         """Return who a caller with this token is; None for a token that is unknown, wrong, expired or revoked."""
@@ -195,20 +165,16 @@ class Tokens:
         return self._opens(await self._row(token_id)) is not None
 
     async def _row(self, token_id: str) -> Any:
-        return await self._database.read(lambda link: link.execute(_BY_ID, {"token_id": token_id}).first())
+        return await self.database.read(lambda link: link.execute(_BY_ID, {"token_id": token_id}).first())
 
     def _opens(self, row: Any) -> Identity | None:
         """Return who the token of *row* lets in now."""
         token = None if row is None else _token(row)
-        return token.identity if token is not None and token.valid(self._clock()) else None
+        return token.identity if token is not None and token.valid(self.clock()) else None
 
 
-def _check(identity: Identity) -> None:
-    """Refuse what no token can have.
-
-    Raises:
-        BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
-    """
+def _check(identity: Identity, maker: Identity) -> None:
+    """Refuse what no token can have, and one that may do what its maker may not. Raises as `Tokens.create`."""
     check_project(identity.project)
     if not AGENT.fullmatch(identity.agent):
         raise BadRequest(f"{identity.agent!r} is no agent: letters, digits and ._:-, at most 128", code="agent_invalid")
@@ -218,31 +184,20 @@ def _check(identity: Identity) -> None:
         raise BadRequest(message, code="scope_unknown", unknown=unknown)
     if any(most is not None and most < 1 for most in asdict(identity.limits).values()):
         raise BadRequest("a limit of a token is at least 1")
-
-
-def _hash(secret: str) -> str:
-    """Return the hash a secret is kept as; the secret has 256 random bits, so that no slow hash is needed."""
-    return hashlib.sha256(secret.encode("ascii")).hexdigest()
-
-
-def _require_not_wider(identity: Identity, maker: Identity) -> None:
-    """Refuse a token that may do what its maker may not.
-
-    Raises:
-        CallRefused: `tool_not_allowed` when it could run other operations, else `token_wider`.
-    """
     beyond = wider(identity, maker)
     if "allowed_tools" in beyond:
-        names = (
-            sorted(identity.allowed_tools - (maker.allowed_tools or set()))
-            if identity.allowed_tools
-            else ["all others"]
-        )
+        allowed = identity.allowed_tools
+        names = sorted(allowed - (maker.allowed_tools or set())) if allowed else ["all others"]
         message = f"this caller may not run {', '.join(names)}, so a token it makes may not either"
         raise CallRefused(message, code="tool_not_allowed", tools=names)
     if beyond:
         message = f"a token may do nothing its maker may not; this one is wider in {', '.join(beyond)}"
         raise CallRefused(message, code="token_wider", fields=list(beyond))
+
+
+def _hash(secret: str) -> str:
+    """Return the hash a secret is kept as; the secret has 256 random bits, so that no slow hash is needed."""
+    return hashlib.sha256(secret.encode("ascii")).hexdigest()
 
 
 def _row(token: IssuedToken, secret: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kdskills.errors import KdskillsError, OperatorMustAct
 from kdskills.jobs.model import OPEN, TERMINAL
@@ -38,8 +38,7 @@ SLOW: Final = "no_answer_in_time"
 _LOG = logging.getLogger("kdskills.service")
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """A command that ended; `seconds` from its start."""
 
     engine: str
@@ -47,15 +46,10 @@ class Ran:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """One measurement.
+class Pulse(NamedTuple):
+    """One measurement: work by state, and what ended since the one before.
 
-    Attributes:
-        depth: Tasks that wait or run, by state.
-        workers: Workers that are not known to be dead.
-        lease_age_s: Seconds since the one of them was heard of that was silent longest; 0 without any.
-        ran: What ended since the measurement before.
+    `workers` are not known to be dead; the one that was silent longest was heard of `lease_age_s` ago, 0 without any.
     """
 
     measured_at: datetime
@@ -116,30 +110,20 @@ class Readiness:
         return all(word == "ok" for word in self.checks.values())
 
 
+@dataclass(frozen=True)
 class Upkeep:
-    """Keeps a service in order, and tells whether it can take work.
+    """Keeps a service in order, and tells whether it can take work."""
 
-    Args:
-        settings: Its intervals, and where things are kept.
-        storage: Its projects.
-        work: Its background work.
-        wiring: Its engines.
-        telemetry: Where measurements go.
-    """
-
-    def __init__(
-        self, settings: Settings, storage: Storage, work: WorkService, wiring: HostWiring, telemetry: Telemetry
-    ) -> None:
-        self._settings = settings
-        self._storage = storage
-        self._work = work
-        self._wiring = wiring
-        self._telemetry = telemetry
+    settings: Settings
+    storage: Storage
+    work: WorkService
+    wiring: HostWiring
+    telemetry: Telemetry
 
     async def run(self) -> None:
         """Measure and collect until cancelled; what fails is logged and tried again."""
         since, next_collect = utc_now(), time.monotonic()
-        pulse_s, collect_s = self._settings.pulse_s, self._settings.collect_interval_s
+        pulse_s, collect_s = self.settings.pulse_s, self.settings.collect_interval_s
         while True:
             try:
                 since = await self.measure(since)
@@ -152,27 +136,27 @@ class Upkeep:
 
     async def measure(self, since: datetime) -> datetime:
         """Record how the work stands and what ended after *since*; return when that was. Raises DatabaseUnavailable."""
-        work = await self._work.client.work()
+        work = await self.work.client.work()
         measurement = await work.database.read(lambda link: measured(link, work.tables, since))
-        self._telemetry.pulse(measurement)
+        self.telemetry.pulse(measurement)
         return measurement.measured_at
 
     async def collect(self) -> None:
         """Let go of versions whose work is over, then remove those nobody uses."""
         released = await self.release()
-        report = await self._storage.projects.collect(keep_days=self._settings.collect_keep_days)
+        report = await self.storage.projects.collect(keep_days=self.settings.collect_keep_days)
         if released or report.versions:
             _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
 
     async def release(self) -> int:
         """Let go of the versions held by tasks and jobs that are over or gone; return how many that were."""
-        projects = self._storage.projects
+        projects = self.storage.projects
         pins = [(project, holder) for project, holder in await projects.holders() if holder.startswith(WORK)]
         if not pins:
             return 0
         import sqlalchemy as sa
 
-        work, holders = await self._work.client.work(), {holder for _, holder in pins}
+        work, holders = await self.work.client.work(), {holder for _, holder in pins}
 
         def unfinished(link: sa.Connection) -> set[str]:
             tables = (work.tables.tasks, work.tables.jobs)
@@ -183,15 +167,11 @@ class Upkeep:
         return sum([await projects.unpin(project, holder) for project, holder in pins if holder not in going])
 
     async def readiness(self, *, patience_s: float = PATIENCE_S) -> Readiness:
-        """Ask the database, the engines, the disk and the store of artifacts at once; engines remember their own probes.
-
-        Args:
-            patience_s: Seconds each part may take.
-        """
+        """Ask the database, the engines, the disk and the store of artifacts at once; each has *patience_s* to answer."""
         checks = {
-            "database": self._storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar()),
-            "engine": self._wiring.executor(),
-            "disk": asyncio.to_thread(check_writable, self._settings.state_dir),
+            "database": self.storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar()),
+            "engine": self.wiring.executor(),
+            "disk": asyncio.to_thread(check_writable, self.settings.state_dir),
             "artifacts": self._check_artifacts(),
             "workers": self.require_worker(),
         }
@@ -204,16 +184,16 @@ class Upkeep:
 
     async def require_worker(self) -> None:
         """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""
-        if not self._storage.present:
+        if not self.storage.present:
             return
-        work = await self._work.client.work()
+        work = await self.work.client.work()
         await asyncio.to_thread(work.roster.bury)  # one that was killed had nobody to say so
         if await work.database.read(work.queue.stranded):
             raise NoWorker("work waits and no worker is alive")
 
     async def _check_artifacts(self) -> None:
-        if self._settings.artifacts is not None:  # else they are in the state folder, which is looked at already
-            await self._work.artifacts().check()
+        if self.settings.artifacts is not None:  # else they are in the state folder, which is looked at already
+            await self.work.artifacts().check()
 
 
 async def _word(check: Awaitable[object], patience_s: float) -> str:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound, OperatorMustAct
@@ -37,6 +37,7 @@ from kdskills.jobs.model import (
     Placement,
     Scope,
     StepHead,
+    StepSpec,
     TaskHead,
     TaskSpec,
 )
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from kdskills.app.identity import Identity
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.jobs.artifacts import ArtifactStore
-    from kdskills.jobs.client import SubmissionHook
     from kdskills.jobs.model import Kind
     from kdskills.jobs.records import WorkRecords
     from kdskills.jobs.settings import JobsSettings
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 EventKind = Literal["state", "output", "heartbeat"]
 Stream = Literal["stdout", "stderr"]
+Spec = TaskSpec | JobSpec
 
 WORKER_LOG: Final = "worker.log"
 START_S: Final = 30.0
@@ -72,22 +73,11 @@ waits, for the store of artifacts."""
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """A skill a caller may run commands of: what travels with the work, how strong the engine's wall is, and whether
-    the skill has a folder to start in.
-    """
+    """A skill a caller may run commands of, how strong the engine's wall is, and whether the skill has a folder."""
 
     placement: Placement
     level: IsolationLevel
     has_files: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SkillCall:
-    """What is about to be done with a skill, as policy plugins see it."""
-
-    tool: str
-    session_id: str | None
-    arguments: Mapping[str, Any]
 
 
 def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...]:
@@ -115,9 +105,8 @@ def _digest(skill: Skill) -> str:
     try:
         return skill.tree_digest()
     except FileRefused as error:
-        raise Conflict(
-            f"the files of skill {skill.full_id} cannot be read: {error.message}", code="skill_changed"
-        ) from error
+        message = f"the files of skill {skill.full_id} cannot be read: {error.message}"
+        raise Conflict(message, code="skill_changed") from error
 
 
 def scope_of(identity: Identity) -> Scope:
@@ -150,274 +139,27 @@ def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit:
         whose = "\n".join(("room", scope.tenant, scope.project, scope.agent))
         link.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (whose,))
     if records.open_work(link, scope, limit + 1) + additional > limit:
-        raise TooMuchWork(
-            f"this token may have {limit} tasks and jobs at one time: wait until one is over",
-            limit=limit,
-            retry_after=1,
-        )
+        message = f"this token may have {limit} tasks and jobs at one time: wait until one is over"
+        raise TooMuchWork(message, limit=limit, retry_after=1)
 
 
 class WorkerNotStarted(OperatorMustAct, code="worker_not_started"):
     """A worker of background work could not be started on this host."""
 
 
-def spawner(settings: Settings) -> Callable[[], None]:
-    """Return a function that starts a worker nobody waits for; it outlives its starter and logs into the state folder.
+def spawn(settings: Settings) -> None:
+    """Start a worker nobody waits for; it outlives its starter and logs into the state folder.
 
     Settings travel over a pipe, as they may hold secrets. Plugins given to a Host in code do not travel: a worker loads
     the installed ones.
     """
-
-    def spawn() -> None:
-        state_folder(settings.state_dir)
-        command = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"]
-        try:
-            with open_private(settings.state_dir / WORKER_LOG, "ab") as log:
-                subprocess.run(
-                    command,
-                    input=settings_line(settings) + b"\n",
-                    stdout=log,
-                    stderr=log,
-                    check=True,
-                    timeout=START_S,
-                    cwd="/",
-                )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise WorkerNotStarted(f"no worker could be started: {error}") from None
-
-    return spawn
-
-
-class WorkService:
-    """Background work; nothing is opened before it is used.
-
-    Args:
-        settings: Where it is kept, and its limits.
-        storage: Projects whose versions work holds.
-        wiring: Engines and the policy of plugins.
-        skills_of: Gives the skills of a project.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        storage: Storage,
-        wiring: HostWiring,
-        skills_of: Callable[[str], Awaitable[ProjectSkills]],
-    ) -> None:
-        self._settings = settings
-        self._storage = storage
-        self._wiring = wiring
-        self._skills_of = skills_of
-        self._keeper: ArtifactKeeper | None = None
-        self._artifacts: ArtifactStore | None = None
-        self.watches = Watches()
-        self.limits: JobsSettings = settings.jobs
-
-    @cached_property
-    def client(self) -> JobsClient:
-        """The client of this Host's database; its first submission starts a worker where none runs."""
-        settings = self._settings
-        return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=spawner(settings))
-
-    async def keeper(self) -> ArtifactKeeper:
-        """Return what keeps artifacts, over the client's own database. Raises ArtifactStoreUnavailable."""
-        if self._keeper is None:
-            work = await self.client.work()
-            if self._keeper is None:  # nobody else was quicker
-                inputs = self._settings.state_dir / "inputs"
-                self._keeper = ArtifactKeeper(self.artifacts(), work.database, work.tables, inputs)
-        return self._keeper
-
-    def artifacts(self) -> ArtifactStore:
-        """Return the one store of artifacts. Raises ArtifactStoreUnavailable: the setting `artifacts` cannot be used."""
-        if self._artifacts is None:
-            self._artifacts = open_artifacts(self._settings.artifacts or str(self._settings.state_dir))
-        return self._artifacts
-
-    async def run_place(self, identity: Identity, skill_name: str, call: SkillCall) -> RunPlace:
-        """Return where commands of a skill run for this caller.
-
-        Raises:
-            NotFound: `unknown_skill`; there is none, or the caller may not have it.
-            CallRefused: `skill_denied`; a policy plugin said no.
-            PluginFailed: A policy plugin could not say.
-            ExecRefused: No engine may be used.
-            Conflict: `skill_changed`; its files cannot be read as they are.
-        """
-        skills = await self._skills_of(identity.project)
-        view = skills.subsystem.view(identity.consumer, identity.held_tools)
-        answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
-        if isinstance(answer, Refused):
-            raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
-        skill, session, digest = answer.skill, call.session_id or "", arguments_digest(call.arguments)
-        request = AccessRequest("run", identity.consumer, session, answer.full_id, None, call.tool, digest)
-        denial = denial_of(self._wiring.deny, request)
-        if denial is not None:
-            raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
-        engine = await self._wiring.executor()
-        if engine.level == IsolationLevel.NONE:
-            raise ExecRefused(
-                f"background work needs an engine that isolates; {engine.name} does not",
-                code="isolation_too_weak",
-                engine=engine.name,
-            )
-        shared = not self._settings.work_database.startswith("sqlite")
-        mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
-        tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
-        tree = tree or await asyncio.to_thread(_digest, skill)
-        output_bytes = self.limits.result_bytes
-        placement = Placement(
-            engine=engine.name,
-            skill_name=answer.full_id,
-            version_hash=next(iter(_uploaded((skill,)).values()), tree),
-            tree_digest=tree,
-            uploaded=_uploaded(answer.closure),
-            skills=mounts,
-            limits=Limits(stdout=output_bytes, stderr=output_bytes),
-        )
-        return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)
-
-    async def task(self, identity: Identity, item: str) -> TaskHead:
-        """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
-        return await self.client.head(TaskHead, scope_of(identity), item, any_agent=identity.may("admin"))
-
-    async def job(self, identity: Identity, item: str) -> JobHead:
-        """Return a job, as `task`. Raises NotFound."""
-        return await self.client.head(JobHead, scope_of(identity), item, any_agent=identity.may("admin"))
-
-    async def submit_task(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
-        """Submit a task, and hold the versions it uses until it is over.
-
-        Raises:
-            NotFound: An artifact it takes as input is not there for this caller.
-            TooMuchWork: The caller has as much as its token allows.
-        """
-        limit = self._limit(identity)
-        await self._require_possible("task", spec.scope, key, (spec.command,), limit)
-        spec = spec.model_copy(update={"command": await self._spooled(spec.scope, spec.command)})
-        return await self.client.submit(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
-
-    async def submit_job(self, identity: Identity, spec: JobSpec, key: str | None, body: str) -> JobHead:
-        """Submit a job; as `submit_task`."""
-        limit = self._limit(identity)
-        await self._require_possible("job", spec.scope, key, [step.command for step in spec.steps], limit)
-        commands = [await self._spooled(spec.scope, step.command) for step in spec.steps]
-        steps = [step.model_copy(update={"command": new}) for step, new in zip(spec.steps, commands, strict=True)]
-        spec = spec.model_copy(update={"steps": tuple(steps)})
-        return await self.client.submit(spec, key=key, body_hash=body, hook=await self._hook(spec, limit))
-
-    def _limit(self, identity: Identity) -> int:
-        """Return how many tasks and jobs a caller may have at one time; 0 for any number."""
-        if identity.token is None:
-            return 0
-        token_limit = identity.limits.concurrent_work
-        return self._settings.concurrent_work if token_limit is None else token_limit
-
-    async def _hook(self, spec: TaskSpec | JobSpec, limit: int) -> SubmissionHook:
-        """Return what is done in the transaction of a submission: count against the limit, and hold the versions it uses."""
-        work, uploaded = await self.client.work(), spec.placement.uploaded
-
-        def count_and_hold(link: sa.Connection, item: str) -> None:
-            require_room(work.records, link, spec.scope, limit, additional=0)
-            if uploaded:
-                self._storage.projects.hold(link, spec.scope.project, item, uploaded)
-
-        return count_and_hold
-
-    async def _spooled(self, scope: Scope, command: Command) -> Command:
-        """Return *command* with its large inputs in the store of artifacts, which is opened only for those."""
-        inputs: list[InputSpec] = []
-        for item in command.inputs:
-            if isinstance(item, Inline) and len(item.content_base64) > LARGE:
-                artifact_id = await (await self.keeper()).keep_input(scope, base64.b64decode(item.content_base64))
-                inputs.append(FromArtifact(path=item.path, artifact_id=artifact_id))
-            else:
-                inputs.append(item)
-        return command.model_copy(update={"inputs": tuple(inputs)})
-
-    async def _require_possible(
-        self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
-    ) -> None:
-        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already.
-
-        Raises:
-            NotFound: An input artifact is unknown, or another project's.
-            TooMuchWork: There is no room, and large inputs would be kept for nothing.
-        """
-        files = [file for command in commands for file in command.inputs]
-        items = [file.artifact_id for file in files if isinstance(file, FromArtifact)]
-        bulky = any(isinstance(file, Inline) and len(file.content_base64) > LARGE for file in files)
-        if not items and not bulky:
-            return
-        work = await self.client.work()
-        if key is not None:
-            item = new_id(kind, scope, key)
-            if await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None:
-                return
-        if items:
-            await (await self.keeper()).require(scope, items)
-        if bulky:
-            await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
-
-    async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
-        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.
-
-        Raises:
-            TooMuchWork: The caller has as much as its token allows.
-        """
-        submitting = asyncio.ensure_future(self.submit_task(identity, spec, key, body))
-        try:
-            head = await asyncio.shield(submitting)
-            return await self.client.wait(TaskHead, spec.scope, head.id)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._abandoned(spec, submitting, key))
-            raise
-
-    async def _abandoned(self, spec: TaskSpec, submitting: asyncio.Future[TaskHead], key: str | None) -> None:
-        """End a task whose caller went away, be it while it was submitted; with a key the caller may come back."""
-        await asyncio.wait([submitting])
-        if submitting.exception() is None and key is None:
-            await self.client.cancel(TaskHead, spec.scope, submitting.result().id, "the caller went away")
-
-    async def logs(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
-        """Return a piece of a task's output."""
-        return await self.client.logs(head.scope, head.id, stream, offset, limit)
-
-    async def tails(self, head: TaskHead, size: int) -> tuple[LogPiece, LogPiece]:
-        """Return the last *size* bytes of a task's stdout and stderr."""
-
-        async def tail(stream: Stream) -> LogPiece:
-            if head.attempt == 0:
-                return LogPiece(0, b"", 0, truncated=False)
-            piece = await self.logs(head, stream, -max(1, size), size)
-            return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
-
-        return await tail("stdout"), await tail("stderr")
-
-    async def printed(self, head: TaskHead) -> int:
-        """Return how many bytes a task has printed so far."""
-        return sum(piece.total for piece in await self.tails(head, 0))
-
-    async def endpoints_active(self, head: TaskHead) -> bool:
-        """Whether a service's addresses can be reached from this host now."""
-        if head.status != "running" or not head.endpoints:
-            return False
-        work = await self.client.work()
-        if head.host != work.host:
-            return False
-        attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
-        return attempt is not None and await asyncio.to_thread(attempt.endpoints_active)
-
-    async def aclose(self) -> None:
-        """Close the connections; running work goes on."""
-        self._keeper = None
-        if self._artifacts is not None:
-            await self._artifacts.aclose()
-            self._artifacts = None
-        if "client" in self.__dict__:
-            await self.client.aclose()
-            del self.__dict__["client"]
+    state_folder(settings.state_dir)
+    command, line = ["setsid", "--fork", sys.executable, "-m", "kdskills.app.worker.main"], settings_line(settings)
+    try:
+        with open_private(settings.state_dir / WORKER_LOG, "ab") as log:
+            subprocess.run(command, input=line + b"\n", stdout=log, stderr=log, check=True, timeout=START_S, cwd="/")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise WorkerNotStarted(f"no worker could be started: {error}") from None
 
 
 SHIFT: Final = 20
@@ -437,9 +179,6 @@ class Snapshot:
     output: int
     over: bool
     facts: object
-
-
-F = TypeVar("F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,14 +213,8 @@ class _Listener:
 
 
 @dataclass(eq=False)
-class Watch(Generic[F]):
-    """One running watch.
-
-    Args:
-        about: Id of what is watched.
-        look: Takes one look.
-        interval_s: Seconds between two looks.
-    """
+class Watch:
+    """One running watch of what has the id `about`; `interval_s` are seconds between two looks."""
 
     about: str
     look: Look
@@ -532,23 +265,18 @@ class Watch(Generic[F]):
             if snapshot is not None and quiet <= 0:
                 self._give(mine, ProgressEvent(mine.last, "heartbeat", utc_now(), snapshot.facts))
                 continue
-            changed = self.changed
-            waiting = self.loop.create_task(changed.wait())
-            patience = quiet if snapshot is not None else None
-            if snapshot is not None:
-                patience = min(quiet, end - now)
+            waiting = self.loop.create_task(self.changed.wait())
+            patience = None if snapshot is None else min(quiet, end - now)
             try:
                 await asyncio.wait({waiting, self.task}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
             finally:  # also when the listener leaves: nobody would end it then
                 waiting.cancel()
 
     async def _run(self) -> None:
-        while True:
-            snapshot = await self.look()
-            self._take_snapshot(snapshot)
-            if snapshot.over:
-                return
+        self._take_snapshot(await self.look())
+        while self.latest is not None and not self.latest.over:
             await asyncio.sleep(self.interval_s)
+            self._take_snapshot(await self.look())
 
     def _take_snapshot(self, snapshot: Snapshot) -> None:
         before, self.latest = self.latest, snapshot
@@ -574,10 +302,9 @@ class Watch(Generic[F]):
             return
         listener.last = max(listener.last, event.seq)
         listener.last_event_s = self.loop.time()
-        if listener.tell is None:
-            return
         try:
-            listener.tell(event)
+            if listener.tell is not None:
+                listener.tell(event)
         except Exception as error:  # noqa: BLE001 - one listener's failure is its own: the others and the watch go on
             listener.failure = error
 
@@ -586,9 +313,9 @@ class Watches:
     """The running watches of a Host, by key."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, ...], Watch[object]] = {}
+        self._running: dict[tuple[str, ...], Watch] = {}
 
-    def join(self, key: tuple[str, ...] | None, about: str, look: Look, interval_s: float) -> Watch[object]:
+    def join(self, key: tuple[str, ...] | None, about: str, look: Look, interval_s: float) -> Watch:
         """Return the running watch of *key*, or a new one; without a key always a new one.
 
         Raises:
@@ -602,9 +329,211 @@ class Watches:
                 raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
             return running
         self._running = {running_key: watch for running_key, watch in self._running.items() if watch.listeners}
-        new_watch: Watch[object] = Watch(about, look, interval_s)
+        new_watch: Watch = Watch(about, look, interval_s)
         self._running[key] = new_watch
         return new_watch
+
+
+@dataclass(eq=False)
+class WorkService:
+    """Background work; nothing is opened before it is used. `skills_of` gives the skills of a project."""
+
+    settings: Settings
+    storage: Storage
+    wiring: HostWiring
+    skills_of: Callable[[str], Awaitable[ProjectSkills]]
+    watches: Watches = field(default_factory=Watches)
+    _keeper: ArtifactKeeper | None = None
+    _artifacts: ArtifactStore | None = None
+
+    @property
+    def limits(self) -> JobsSettings:
+        """Bounds of work."""
+        return self.settings.jobs
+
+    @cached_property
+    def client(self) -> JobsClient:
+        """The client of this Host's database; its first submission starts a worker where none runs."""
+        settings = self.settings
+        return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=lambda: spawn(settings))
+
+    async def keeper(self) -> ArtifactKeeper:
+        """Return what keeps artifacts, over the client's own database. Raises ArtifactStoreUnavailable."""
+        if self._keeper is None:
+            work = await self.client.work()
+            if self._keeper is None:  # nobody else was quicker
+                inputs = self.settings.state_dir / "inputs"
+                self._keeper = ArtifactKeeper(self.artifacts(), work.database, work.tables, inputs)
+        return self._keeper
+
+    def artifacts(self) -> ArtifactStore:
+        """Return the one store of artifacts. Raises ArtifactStoreUnavailable: the setting `artifacts` cannot be used."""
+        if self._artifacts is None:
+            self._artifacts = open_artifacts(self.settings.artifacts or str(self.settings.state_dir))
+        return self._artifacts
+
+    async def run_place(
+        self, identity: Identity, skill_name: str, tool: str, session_id: str | None, arguments: Mapping[str, Any]
+    ) -> RunPlace:
+        """Return where commands of a skill run for this caller; *tool* and *arguments* are told to policy plugins.
+
+        Raises:
+            NotFound: `unknown_skill`; there is none, or the caller may not have it.
+            CallRefused: `skill_denied`; a policy plugin said no.
+            PluginFailed: A policy plugin could not say.
+            ExecRefused: No engine may be used.
+            Conflict: `skill_changed`; its files cannot be read as they are.
+        """
+        skills = await self.skills_of(identity.project)
+        view = skills.subsystem.view(identity.consumer, identity.held_tools)
+        answer = view.resolve(skill_name, by="code" if identity.local else identity.starter)
+        if isinstance(answer, Refused):
+            raise NotFound(answer.public().reason, code="unknown_skill", skill_name=skill_name)
+        skill, digest = answer.skill, arguments_digest(arguments)
+        request = AccessRequest("run", identity.consumer, session_id or "", answer.full_id, None, tool, digest)
+        denial = denial_of(self.wiring.deny, request)
+        if denial is not None:
+            raise CallRefused(denial.public, code="skill_denied", skill_name=skill_name)
+        engine = await self.wiring.executor()
+        if engine.level == IsolationLevel.NONE:
+            message = f"background work needs an engine that isolates; {engine.name} does not"
+            raise ExecRefused(message, code="isolation_too_weak", engine=engine.name)
+        shared = not self.settings.work_database.startswith("sqlite")
+        mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
+        tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
+        tree = tree or await asyncio.to_thread(_digest, skill)
+        output_bytes = self.limits.result_bytes
+        placement = Placement(
+            engine=engine.name,
+            skill_name=answer.full_id,
+            version_hash=next(iter(_uploaded((skill,)).values()), tree),
+            tree_digest=tree,
+            uploaded=_uploaded(answer.closure),
+            skills=mounts,
+            limits=Limits(stdout=output_bytes, stderr=output_bytes),
+        )
+        return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)
+
+    async def task(self, identity: Identity, item: str) -> TaskHead:
+        """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
+        return await self.client.head(TaskHead, scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def job(self, identity: Identity, item: str) -> JobHead:
+        """Return a job, as `task`. Raises NotFound."""
+        return await self.client.head(JobHead, scope_of(identity), item, any_agent=identity.may("admin"))
+
+    async def submit(self, identity: Identity, spec: Spec, key: str | None, body: str) -> Any:
+        """Submit a task or job, and hold the versions it uses until it is over; return its head.
+
+        Raises:
+            NotFound: An artifact it takes as input is not there for this caller.
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        token_limit = identity.limits.concurrent_work
+        usual = self.settings.concurrent_work if token_limit is None else token_limit
+        limit = 0 if identity.token is None else usual
+        parts: Sequence[TaskSpec | StepSpec] = spec.steps if isinstance(spec, JobSpec) else (spec,)
+        kind: Kind = "job" if isinstance(spec, JobSpec) else "task"
+        await self._require_possible(kind, spec.scope, key, [part.command for part in parts], limit)
+        spooled = [await self._spooled(spec.scope, part) for part in parts]
+        spec = spec.model_copy(update={"steps": tuple(spooled)}) if isinstance(spec, JobSpec) else spooled[0]
+        work, scope, uploaded = await self.client.work(), spec.scope, spec.placement.uploaded
+
+        def count_and_hold(link: sa.Connection, item: str) -> None:
+            require_room(work.records, link, scope, limit, additional=0)
+            if uploaded:
+                self.storage.projects.hold(link, scope.project, item, uploaded)
+
+        return await self.client.submit(spec, key=key, body_hash=body, hook=count_and_hold)
+
+    async def _spooled(self, scope: Scope, part: Any) -> Any:
+        """Return a task or step with its large inputs in the store of artifacts, which is opened only for those."""
+        inputs: list[InputSpec] = []
+        for item in part.command.inputs:
+            if isinstance(item, Inline) and len(item.content_base64) > LARGE:
+                artifact_id = await (await self.keeper()).keep_input(scope, base64.b64decode(item.content_base64))
+                item = FromArtifact(path=item.path, artifact_id=artifact_id)
+            inputs.append(item)
+        return part.model_copy(update={"command": part.command.model_copy(update={"inputs": tuple(inputs)})})
+
+    async def _require_possible(
+        self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
+    ) -> None:
+        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already.
+
+        Raises:
+            NotFound: An input artifact is unknown, or another project's.
+            TooMuchWork: There is no room, and large inputs would be kept for nothing.
+        """
+        files = [file for command in commands for file in command.inputs]
+        items = [file.artifact_id for file in files if isinstance(file, FromArtifact)]
+        bulky = any(isinstance(file, Inline) and len(file.content_base64) > LARGE for file in files)
+        if not items and not bulky:
+            return
+        work = await self.client.work()
+        if key is not None:
+            item = new_id(kind, scope, key)
+            if await work.database.read(lambda link: work.records.body_hash(link, kind, item)) is not None:
+                return
+        if items:
+            await (await self.keeper()).require(scope, items)
+        if bulky:
+            await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
+
+    async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.
+
+        Raises:
+            TooMuchWork: The caller has as much as its token allows.
+        """
+        submitting = asyncio.ensure_future(self.submit(identity, spec, key, body))
+
+        async def abandon() -> None:  # it may still be submitted; with a key the caller may come back
+            await asyncio.wait([submitting])
+            if submitting.exception() is None and key is None:
+                await self.client.cancel(TaskHead, spec.scope, submitting.result().id, "the caller went away")
+
+        try:
+            head = await asyncio.shield(submitting)
+            return await self.client.wait(TaskHead, spec.scope, head.id)
+        except asyncio.CancelledError:
+            await asyncio.shield(abandon())
+            raise
+
+    async def tails(self, head: TaskHead, size: int) -> tuple[LogPiece, LogPiece]:
+        """Return the last *size* bytes of a task's stdout and stderr."""
+
+        async def tail(stream: Stream) -> LogPiece:
+            if head.attempt == 0:
+                return LogPiece(0, b"", 0, truncated=False)
+            piece = await self.client.logs(head.scope, head.id, stream, -max(1, size), size)
+            return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
+
+        return await tail("stdout"), await tail("stderr")
+
+    async def printed(self, head: TaskHead) -> int:
+        """Return how many bytes a task has printed so far."""
+        return sum(piece.total for piece in await self.tails(head, 0))
+
+    async def endpoints_active(self, head: TaskHead) -> bool:
+        """Whether a service's addresses can be reached from this host now."""
+        if head.status != "running" or not head.endpoints:
+            return False
+        work = await self.client.work()
+        if head.host != work.host:
+            return False
+        attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt)
+        return attempt is not None and await asyncio.to_thread(attempt.endpoints_active)
+
+    async def aclose(self) -> None:
+        """Close the connections; running work goes on."""
+        self._keeper = None
+        if self._artifacts is not None:
+            await self._artifacts.aclose()
+            self._artifacts = None
+        if "client" in self.__dict__:
+            await self.client.aclose()
+            del self.__dict__["client"]
 
 
 _RANKS: Final = {"queued": 1, "starting": 2, "running": 3}
@@ -624,10 +553,10 @@ def task_revision(head: TaskHead) -> int:
 
 def job_revision(head: JobHead) -> int:
     """Return the number of a job's state: what its steps have been through, and its own."""
-    return sum(map(_step, head.steps)) + 2 * _rank(head.status) + (head.cancel_at is not None)
+    return sum(map(_step_revision, head.steps)) + 2 * _rank(head.status) + (head.cancel_at is not None)
 
 
-def _step(step: StepHead) -> int:
+def _step_revision(step: StepHead) -> int:
     if step.task is None:
         return _TRY - 1 if step.status in TERMINAL else 0
     return step.tries * _TRY + min(task_revision(step.task), _TRY - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -23,27 +24,18 @@ if TYPE_CHECKING:
     from kdskills.turn import SkillsSubsystem, SkillView
 
 
+@dataclass(frozen=True)
 class BundleLoader:
     """Loads bundles that callers name by their folder, and skills as callers see them.
 
-    Args:
-        settings: Say which bundle is the account's own.
-        load: Loads the bundle at a path; its keyword `python` says whether its code runs.
-        subsystem: Puts the skills of a bundle under its policy.
-        project_skills: Returns the skills of a project.
+    `load` loads a bundle, whose code runs as the keyword `python` says; `subsystem` puts its skills under its policy, and
+    `project_skills` returns those of a project.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        load: Callable[..., Bundle],
-        subsystem: Callable[[Bundle | None], SkillsSubsystem],
-        project_skills: Callable[[str], Awaitable[ProjectSkills]],
-    ) -> None:
-        self.load = load
-        self.subsystem = subsystem
-        self._settings = settings
-        self._project_skills = project_skills
+    settings: Settings
+    load: Callable[..., Bundle]
+    subsystem: Callable[[Bundle | None], SkillsSubsystem]
+    project_skills: Callable[[str], Awaitable[ProjectSkills]]
 
     def open(self, path: Path, context: Context, *, tools: bool = False) -> Bundle:
         """Load a bundle by its folder; its code runs where the caller trusts it, and in folders that are the caller's own.
@@ -67,20 +59,17 @@ class BundleLoader:
     async def skills(self, path: Path | None, context: Context) -> ProjectSkills:
         """Return the skills of the bundle at *path*, or those of the caller's project. Raises as `open`."""
         if path is None:
-            return await self._project_skills(context.identity.project)
+            return await self.project_skills(context.identity.project)
         bundle = self.open(path, context)
         return ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
 
     def _runs_anyway(self, path: Path, context: Context) -> bool:
         """Whether *path* leads to a folder whose code the caller runs anyway; links and `..` are followed first."""
         try:
+            here = Path.cwd() if context.identity.door in {"library", "cli"} else None
+            folders = (*shipped_folders(), here, self.settings.bundle)
             target = path.resolve()
-            folders = list(shipped_folders())
-            if context.identity.door in {"library", "cli"}:
-                folders.append(Path.cwd())
-            if self._settings.bundle is not None:
-                folders.append(self._settings.bundle)
-            return any(target.is_relative_to(folder.resolve()) for folder in folders)
+            return any(target.is_relative_to(folder.resolve()) for folder in folders if folder is not None)
         except (OSError, ValueError, RuntimeError):
             return False  # a working folder that is gone, a path that is none
 

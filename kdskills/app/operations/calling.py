@@ -83,12 +83,8 @@ def require_own_words(operation: Operation, arguments: BaseModel, identity: Iden
         usual = type(arguments).model_fields[name].get_default(call_default_factory=True)
         if rights[right] or value == usual or value == caller_values.get(name, ...):
             continue
-        raise CallRefused(
-            f"{operation.name}: {name} is for the host to say, not for a caller elsewhere: leave it out",
-            code="not_yours_to_say",
-            operation=operation.name,
-            argument=name,
-        )
+        message = f"{operation.name}: {name} is for the host to say, not for a caller elsewhere: leave it out"
+        raise CallRefused(message, code="not_yours_to_say", operation=operation.name, argument=name)
 
 
 def require_allowed(operation: Operation, identity: Identity) -> None:
@@ -97,33 +93,20 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
     Raises:
         CallRefused: `local_only`, `ui_not_allowed`, `scope_missing`, `tool_not_allowed` or `not_in_profile`.
     """
-    outside = identity.allowed_tools is not None and operation.name not in identity.allowed_tools
-    beyond = PROFILES.index(operation.profile) > PROFILES.index(identity.profile)
-    profiles = f"of the profile {identity.profile!r}, it is of {operation.profile!r}"
-    for refused, code, reason, facts in (
-        (
-            identity.door == "console" and not operation.ui_allowed,
-            "ui_not_allowed",
-            "is not for pages of the console",
-            {},
-        ),
-        (
-            operation.local and not identity.local,
-            "local_only",
-            "works on files of the machine kdskills runs on: call it there",
-            {},
-        ),
-        (
-            not identity.may(operation.scope),
-            "scope_missing",
-            f"needs the scope {operation.scope}",
-            {"scope": operation.scope},
-        ),
-        (outside, "tool_not_allowed", "is not among the tools this caller may run", {}),
-        (beyond, "not_in_profile", f"is not among the tools {profiles}", {"profile": operation.profile}),
-    ):
-        if refused:
-            raise CallRefused(f"{operation.name} {reason}", code=code, operation=operation.name, **facts)
+    reason, code, facts = "", "", {}
+    if identity.door == "console" and not operation.ui_allowed:
+        code, reason = "ui_not_allowed", "is not for pages of the console"
+    elif operation.local and not identity.local:
+        code, reason = "local_only", "works on files of the machine kdskills runs on: call it there"
+    elif not identity.may(operation.scope):
+        code, reason, facts = "scope_missing", f"needs the scope {operation.scope}", {"scope": operation.scope}
+    elif identity.allowed_tools is not None and operation.name not in identity.allowed_tools:
+        code, reason = "tool_not_allowed", "is not among the tools this caller may run"
+    elif PROFILES.index(operation.profile) > PROFILES.index(identity.profile):
+        profiles = f"of the profile {identity.profile!r}, it is of {operation.profile!r}"
+        code, reason, facts = "not_in_profile", f"is not among the tools {profiles}", {"profile": operation.profile}
+    if code:
+        raise CallRefused(f"{operation.name} {reason}", code=code, operation=operation.name, **facts)
 
 
 def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
@@ -144,10 +127,7 @@ def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
 
 
 def misshapen(operation: Operation, problems: Sequence[tuple[str, str]]) -> KdskillsError:
-    """Return the refusal of arguments that are out of shape: the model's to mend where it called, else the program's.
-
-    *problems* are the path of each argument and what is wrong with it.
-    """
+    """Return the refusal of arguments by path and problem: the model's to mend where it called, else the program's."""
     words = "; ".join(f"{path}: {problem}" for path, problem in problems[:MAX_PROBLEMS])
     errors = [{"path": path, "problem": problem} for path, problem in problems[:MAX_PROBLEMS]]
     kind = ToolCallRefused if operation.for_models else BadRequest
@@ -155,11 +135,7 @@ def misshapen(operation: Operation, problems: Sequence[tuple[str, str]]) -> Kdsk
 
 
 def require_text(context: Context) -> None:
-    """Refuse a call whose idempotency key nothing could keep.
-
-    Raises:
-        BadRequest: It holds half a character, or NUL.
-    """
+    """Refuse a call whose idempotency key nothing could keep: it holds half a character, or NUL. Raises BadRequest."""
     problem = _problem(context.idempotency_key or "", HALF, nul=False)
     if problem:
         raise BadRequest(f"the idempotency key {problem}", errors=[{"path": "/idempotency_key", "problem": problem}])
@@ -171,13 +147,10 @@ def pointer(loc: Sequence[int | str]) -> str:
 
 
 def text_problems(model: type[BaseModel], arguments: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Find text that no database, file or transport can take, before anything looks at it.
+    """Yield path and problem of each text that no database, file or transport can take, before anything looks at it.
 
     Names of files may hold bytes that are no UTF-8, as the system gives them, in fields that are paths of this machine.
     NUL is allowed where the model lists the field in `MAY_HOLD_NUL`.
-
-    Yields:
-        Path and problem of each text.
     """
     names = _paths(model)
     allowed: Sequence[str] = getattr(model, "MAY_HOLD_NUL", ())

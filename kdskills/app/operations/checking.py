@@ -68,10 +68,7 @@ class CheckOutput(Output):
 def skill_folders(top: Path, findings: list[Diagnostic] | None = None, *, itself: bool = True) -> list[Path]:
     """Return the folders below *top* that hold a skill file, at most six levels down, hidden ones left out.
 
-    Args:
-        top: Where to look.
-        findings: Gets what could not be looked into.
-        itself: Whether *top* may be a skill.
+    *findings* gets what could not be looked into; *itself* tells whether *top* may be a skill.
     """
 
     def unreadable(error: OSError) -> None:
@@ -131,12 +128,7 @@ def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagno
 
 
 def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundle | None:
-    """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted.
-
-    Raises:
-        BadRequest: `path_missing`.
-        BundleError: It cannot be loaded; `bundle_untrusted` where that takes running its code.
-    """
+    """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted."""
     if not os.path.lexists(path):
         raise BadRequest(f"{path} is not there", code="path_missing", path=str(path))
     return bundles.load(path, python="execute" if context.trust else "read") if _kind(path) == "bundle" else None
@@ -266,9 +258,8 @@ def new(arguments: NewInput) -> NewOutput:
         raise Conflict(f"{target} is there already", code="path_exists", path=str(target))
     work = Path(tempfile.mkdtemp(prefix=f".{arguments.name}-", dir=arguments.into))
     try:
-        files = tuple(
-            sorted(_fill(resources.files("kdskills.app") / "templates" / arguments.kind, work, "", arguments.name))
-        )
+        templates = resources.files("kdskills.app") / "templates" / arguments.kind
+        files = tuple(sorted(_fill(templates, work, "", arguments.name)))
         work.chmod(0o755)
         work.rename(target)
     finally:

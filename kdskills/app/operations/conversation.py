@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints
@@ -80,30 +81,20 @@ class ToolAnswer(Output):
     instructions: tuple[LoadedSkillText, ...] = ()
 
 
+@dataclass(eq=False)
 class Conversations:
     """Sessions by caller. What one caller calls `main` is another session than anybody else's `main`.
 
-    Args:
-        settings: Which engine runs scripts, and where sessions are kept.
-        wiring: Engines and the policy of plugins.
-        skills_of: Gives the skills of a project.
-        open_store: Opens a store of sessions by its URL.
+    `skills_of` gives the skills of a project, `open_store` opens a store of sessions by its URL.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        wiring: HostWiring,
-        skills_of: Callable[[str], Awaitable[ProjectSkills]],
-        open_store: Callable[[str], SessionStore],
-    ) -> None:
-        self._settings = settings
-        self._wiring = wiring
-        self._skills_of = skills_of
-        self._open_store = open_store
-        self._lock = asyncio.Lock()
-        self._runtimes: dict[str, tuple[SkillsSubsystem, SkillRuntime]] = {}
-        self._store: SessionStore | None = None
+    settings: Settings
+    wiring: HostWiring
+    skills_of: Callable[[str], Awaitable[ProjectSkills]]
+    open_store: Callable[[str], SessionStore]
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _runtimes: dict[str, tuple[SkillsSubsystem, SkillRuntime]] = field(default_factory=dict)
+    _store: SessionStore | None = None
 
     async def open(
         self, identity: Identity, session_id: str, *, scripts: bool = False
@@ -115,7 +106,7 @@ class Conversations:
         Raises:
             ExecRefused: *scripts* are to be run, and no engine works.
         """
-        project_skills = await self._skills_of(identity.project)
+        project_skills = await self.skills_of(identity.project)
         async with self._lock:
             entry = self._runtimes.get(identity.project)
             if entry is None or entry[0] is not project_skills.subsystem:
@@ -123,7 +114,7 @@ class Conversations:
                 self._runtimes[identity.project] = entry
         runtime = entry[1]
         if scripts and not runtime.config.run_scripts:
-            await self._wiring.executor()  # says what is wrong and what cures it
+            await self.wiring.executor()  # says what is wrong and what cures it
             self._runtimes.pop(identity.project, None)  # nothing is wrong any more
             return await self.open(identity, session_id)
         key = scope_of(identity).session_key(session_id)
@@ -143,21 +134,21 @@ class Conversations:
     async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
         """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""
         try:
-            executor = await self._wiring.executor()
+            executor = await self.wiring.executor()
         except ExecRefused:
             executor = None
         if self._store is None:
-            url = self._settings.session_store
-            self._store = MemoryStore() if url is None else await asyncio.to_thread(self._open_store, url)
+            url = self.settings.session_store
+            self._store = MemoryStore() if url is None else await asyncio.to_thread(self.open_store, url)
         return SkillRuntime(
             subsystem=subsystem,
             executor=executor,
             run_scripts=executor is not None,
-            interpreters=self._wiring.interpreters,
+            interpreters=self.wiring.interpreters,
             locations="logical",
             body_in="result",
             store=self._store,
-            deny=self._wiring.deny,
+            deny=self.wiring.deny,
         )
 
 

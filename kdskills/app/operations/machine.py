@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -89,15 +88,8 @@ def build_image(settings: Settings, arguments: ImageInput) -> ImageOutput:
     tree = build_rootfs(options.cache_dir, packages=options.image_packages)
     archive = rootfs_for_image(options.cache_dir, packages=options.image_packages) if arguments.tar else None
     sizes = [path.stat().st_size for path in tree.path.rglob("*") if path.is_file() and not path.is_symlink()]
-    return ImageOutput(
-        path=str(tree.path),
-        key=tree.key,
-        python=tree.python,
-        size=sum(sizes),
-        files=len(sizes),
-        tar=None if archive is None else str(archive[0]),
-        tar_digest=None if archive is None else archive[1],
-    )
+    tar, digest = (None, None) if archive is None else (str(archive[0]), archive[1])
+    return ImageOutput.of(tree, path=str(tree.path), size=sum(sizes), files=len(sizes), tar=tar, tar_digest=digest)
 
 
 EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
@@ -156,19 +148,11 @@ class DoctorOutput(Output):
 
 
 def _basics() -> list[Check]:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    loader = "C loader" if yaml.__with_libyaml__ else "pure Python loader: correct, but slow"
     checks = [
-        Check(
-            name="python",
-            ok=sys.version_info >= (3, 11),
-            found=f"{platform.python_implementation()} {platform.python_version()}",
-            cure="install Python 3.11 or newer",
-        ),
-        Check(
-            name="libyaml",
-            ok=yaml.__with_libyaml__,
-            found="C loader" if yaml.__with_libyaml__ else "pure Python loader: correct, but slow",
-            cure="reinstall PyYAML from a wheel",
-        ),
+        Check(name="python", ok=sys.version_info >= (3, 11), found=python, cure="install Python 3.11 or newer"),
+        Check(name="libyaml", ok=yaml.__with_libyaml__, found=loader, cure="reinstall PyYAML from a wheel"),
     ]
     for extra, distribution in EXTRAS.items():
         here = installed(distribution)
@@ -185,6 +169,13 @@ async def _parts(host: Host) -> list[Check]:
         await (await asyncio.to_thread(host.session_store, url)).get("doctor")
         return "answers"
 
+    def roots(uris: Collection[str]) -> str:
+        diagnostics = host.subsystem(None).diagnostics
+        findings = [row for row in diagnostics if row.severity == "error" or row.code.startswith("root_")]
+        if findings:
+            raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
+        return f"{len(uris)} opened"
+
     settings = host.settings
     usual_codex = type(settings).model_fields["codex_binary"].default
     codex = None if settings.codex_binary == usual_codex else settings.codex_binary
@@ -200,12 +191,7 @@ async def _parts(host: Host) -> list[Check]:
             lambda path: f"{host.bundle(path).name}, {path}",
             "mend `bundle`, or what it names",
         ),
-        (
-            "skill roots",
-            settings.skill_roots or None,
-            partial(_roots, host),
-            "mend `skill_roots`, or start what they name",
-        ),
+        ("skill roots", settings.skill_roots or None, roots, "mend `skill_roots`, or start what they name"),
         ("bus", settings.bus.url, _bus, "start the NATS server with JetStream, or mend `bus.url`"),
         ("codex", codex, _program, "install it, or mend `codex_binary`"),
     )
@@ -311,14 +297,6 @@ async def _bus(url: str) -> str:
         reason = troubles[-1] if troubles else error
         raise OSError(errno.EIO, without_secrets(f"{type(reason).__name__}: {reason}")) from error
     return "answers, with JetStream"
-
-
-def _roots(host: Host, uris: Collection[str]) -> str:
-    diagnostics = host.subsystem(None).diagnostics
-    findings = [row for row in diagnostics if row.severity == "error" or row.code.startswith("root_")]
-    if findings:
-        raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
-    return f"{len(uris)} opened"
 
 
 def _program(name: str) -> str:

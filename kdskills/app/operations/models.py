@@ -75,17 +75,11 @@ class ProjectInput(Input):
     project: str | None = Field(None, max_length=64, description="The project; none means the caller's own.")
 
     def project_of(self, context: Context) -> str:
-        """Return the project.
-
-        Raises:
-            NotFound: It is not the caller's; whether it is there stays unknown.
-        """
-        identity = context.identity
-        if self.project is None or self.project == identity.project:
-            return identity.project
-        if not identity.account:
-            raise NotFound(f"there is no project {self.project!r}", project=self.project)
-        return self.project
+        """Return the project. Raises NotFound: it is not the caller's; whether it is there stays unknown."""
+        project = context.identity.project if self.project is None else self.project
+        if project != context.identity.project and not context.identity.account:
+            raise NotFound(f"there is no project {project!r}", project=project)
+        return project
 
 
 # These two are here so that the help of their commands needs no solver.
@@ -141,11 +135,7 @@ def encode_cursor(*parts: str | int) -> str:
 
 
 def decode_cursor(cursor: str, *kinds: type) -> list[str | int]:
-    """Return what `encode_cursor` was given.
-
-    Raises:
-        BadRequest: It is no cursor of a list that is sorted by values of *kinds*.
-    """
+    """Return what `encode_cursor` was given. Raises BadRequest: it is no cursor of a list sorted by values of *kinds*."""
     try:
         parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except (ValueError, RecursionError):
@@ -189,11 +179,7 @@ def page_by_name(rows: Sequence[Row], arguments: PageInput, name: Callable[[Row]
 def page_by_time(
     rows: Sequence[Row], arguments: PageInput, key: Callable[[Row], tuple[datetime, str]]
 ) -> tuple[list[Row], str | None]:
-    """Return a page of rows that are sorted newest first, those of one moment by id, and the cursor of the next page.
-
-    Raises:
-        BadRequest: The cursor is of no such list.
-    """
+    """Return a page of rows, the newest first, those of one moment by id, and the next page's cursor. Raises BadRequest."""
     if arguments.cursor is not None:
         moment, item = decode_moment(arguments.cursor)
         rows = [row for row in rows if key(row)[0] < moment or (key(row)[0] == moment and key(row)[1] > item)]

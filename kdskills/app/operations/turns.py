@@ -81,9 +81,8 @@ def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
         row = rows.get(sid, {})
         location = str(row.get("url") or row.get("physical_path") or "")
         skills = tuple(dict.fromkeys(skills_of_source.get(sid, ())))
-        citations.append(
-            CitedSource(sid=sid, known=True, title=str(row.get("title", "")), place=location, skills=skills)
-        )
+        title = str(row.get("title", ""))
+        citations.append(CitedSource(sid=sid, known=True, title=title, place=location, skills=skills))
     unknown = dict.fromkeys(issue.sid for issue in result.citation_issues)
     return (*citations, *(CitedSource(sid=sid, known=False) for sid in unknown))
 
@@ -179,12 +178,9 @@ async def run(
     if not request:
         raise BadRequest(f"{bundle.name} has no demo.yaml with a request: say what to do", code="request_missing")
     is_demo, out = arguments.request is None, arguments.out
-    files: tuple[Path, ...] = arguments.files
-    if is_demo and demo is not None:
-        files += tuple(bundle.root / name for name in demo.files)
-    options: dict[str, Any] = {
-        "answer_role": arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
-    }
+    demo_files = demo.files if is_demo and demo is not None else ()
+    answer_role = arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
+    options: dict[str, Any] = {"answer_role": answer_role}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         options["transcripts"] = out
@@ -197,9 +193,9 @@ async def run(
         sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
-        result = await ReactSolver(system, consumer=arguments.consumer).run(
-            request, files=files, skills=arguments.skills
-        )
+        files = (*arguments.files, *(bundle.root / name for name in demo_files))
+        solver = ReactSolver(system, consumer=arguments.consumer)
+        result = await solver.run(request, files=files, skills=arguments.skills)
         engine = None if system.executor is None else system.executor.name
     turn_files = tuple(str(file.location) for file in result.files)
     lacking = _lacking(demo, result) if is_demo else {}

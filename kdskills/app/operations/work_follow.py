@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kdskills.app.operations.models import MAX_PAGE, Output, PageInput, decode_moment, encode_moment
+from kdskills.app.operations.models import MAX_PAGE, PageInput, decode_moment, encode_moment
 from kdskills.app.operations.work_outputs import (
+    Artifact,
     CancelOutput,
     JobList,
     JobSnapshot,
@@ -39,7 +40,7 @@ from kdskills.app.operations.work_run import (
     problem,
     task_spec,
 )
-from kdskills.app.work import ProgressEvent, SkillCall, Snapshot, job_revision, scope_of, task_revision
+from kdskills.app.work import ProgressEvent, Snapshot, job_revision, scope_of, task_revision
 from kdskills.execution.streams import text_of
 from kdskills.jobs.model import JobHead, TaskHead
 
@@ -181,8 +182,8 @@ async def task_status(work: WorkService, arguments: TaskStatusInput, context: Co
     call = RunInput(
         skill_name=name, command=arguments.query_command, env=arguments.env, timeout_sec=arguments.timeout_sec
     )
-    policy_call = SkillCall("skills.task_status", None, call.model_dump(mode="json"))
-    run_place = await work.run_place(context.identity, name, policy_call)
+    told = call.model_dump(mode="json")
+    run_place = await work.run_place(context.identity, name, "skills.task_status", None, told)
     spec = task_spec(call, run_place, scope_of(context.identity), work.limits, sync=True)
     ran = await work.run(context.identity, spec, None, "")
     query = query_output(ran, await work.tails(ran, arguments.tail_bytes))
@@ -291,7 +292,7 @@ async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Contex
 
 async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) -> LogsOutput:
     """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
-    piece = await work.logs(head, arguments.stream, arguments.offset, arguments.limit)
+    piece = await work.client.logs(head.scope, head.id, arguments.stream, arguments.offset, arguments.limit)
     over = head.terminal
     offset, data = piece.offset, piece.data
     if arguments.encoding == "base64":
@@ -321,7 +322,7 @@ class ArtifactInput(Arguments):
     )
 
 
-class ArtifactOutput(Output):
+class ArtifactOutput(Artifact):
     """An artifact, where it came from, and a piece of it.
 
     Attributes:
@@ -329,11 +330,6 @@ class ArtifactOutput(Output):
         data_base64: The bytes `offset` to `next_offset`.
     """
 
-    artifact_id: str
-    path: str
-    size: int
-    sha256: str
-    mime: str
     task_id: str | None
     job_id: str | None
     agent: str

@@ -27,7 +27,7 @@ from kdskills.app.operations.work_outputs import (
     run_output,
     workdir_of,
 )
-from kdskills.app.work import SkillCall, scope_of
+from kdskills.app.work import scope_of
 from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.execution.request import IsolationLevel
@@ -445,9 +445,8 @@ CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
 
 
 async def _run_place(work: WorkService, operation: str, arguments: Any, context: Context) -> RunPlace:
-    policy_arguments = arguments.model_dump(mode="json", exclude={"skill_name"})
-    call = SkillCall(operation, arguments.session_id, policy_arguments)
-    return await work.run_place(context.identity, arguments.skill_name, call)
+    told = arguments.model_dump(mode="json", exclude={"skill_name"})
+    return await work.run_place(context.identity, arguments.skill_name, operation, arguments.session_id, told)
 
 
 async def activate(work: WorkService, arguments: ActivateInput, context: Context) -> ActivateOutput:
@@ -461,7 +460,7 @@ async def activate(work: WorkService, arguments: ActivateInput, context: Context
         spec = TaskSpec(scope=scope, session_id=session_id, command=command, placement=placement)
         head = await work.run(context.identity, spec, None, "")
         if head.status != "succeeded":
-            _require_ran(head)
+            require_ran(head)
             raise ExecFailed(
                 f"the skill could not be delivered: {head.error_message or head.error_code or head.status}",
                 code=head.error_code or "executor_failed",
@@ -476,21 +475,16 @@ async def run_cmd(work: WorkService, arguments: RunInput, context: Context) -> R
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits, sync=True)
     body = body_hash("skills.run_cmd", arguments, spec.scope)
     head = await work.run(context.identity, spec, context.idempotency_key, body)
-    _require_ran(head)
+    require_ran(head)
     return run_output(head, await work.tails(head, work.limits.result_bytes))
 
 
-def _require_ran(head: TaskHead) -> None:
+def require_ran(head: TaskHead) -> None:
     """Raise when the program was never started: that is an error with a code, not a result."""
     if head.started_at is None and head.status == "failed":
-        raise early_failure(head)
-
-
-def early_failure(head: TaskHead) -> KdskillsError:
-    """Return why a program was never started, as the error that says who must act; the row keeps but code and words."""
-    code = head.error_code or "executor_failed"
-    kind = CALLERS_ERRORS.get(code, ExecRefused)
-    return kind(head.error_message or "the command could not be started", code=code)
+        code = head.error_code or "executor_failed"  # the row keeps but code and words: the kind says who must act
+        kind = CALLERS_ERRORS.get(code, ExecRefused)
+        raise kind(head.error_message or "the command could not be started", code=code)
 
 
 async def run_cmd_async(work: WorkService, arguments: RunAsyncInput, context: Context) -> StartedOutput:
@@ -522,7 +516,7 @@ async def _started(
         )
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash(operation, arguments, spec.scope)
-    head = await work.submit_task(context.identity, spec, context.idempotency_key, body)
+    head = await work.submit(context.identity, spec, context.idempotency_key, body)
     facts |= {"task_id": head.id, "status": "queued", "workdir": workdir_of(head.spec.command.cwd)}
     return model.of(head, head.spec, head.spec.placement, **facts)
 
@@ -532,5 +526,5 @@ async def start_job(work: WorkService, arguments: StartJobInput, context: Contex
     run_place = await _run_place(work, "skills.start_job", arguments, context)
     spec = job_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash("skills.start_job", arguments, spec.scope)
-    head = await work.submit_job(context.identity, spec, context.idempotency_key, body)
+    head = await work.submit(context.identity, spec, context.idempotency_key, body)
     return StartedJobOutput(job_id=head.id, status="queued", session_id=arguments.session_id)

@@ -22,6 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -59,12 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class Launcher:
-    """Starts attempts.
-
-    Args:
-        engines: The engines there are.
-        allow_unisolated: The operator's half of the consent to an engine without a wall.
-    """
+    """Starts attempts; `allow_unisolated` is the operator's half of the consent to an engine without a wall."""
 
     def __init__(self, engines: tuple[Executor, ...], *, allow_unisolated: bool) -> None:
         self._engines = {engine.name: engine for engine in reversed(engines)}
@@ -90,10 +86,8 @@ class Launcher:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             try:
                 os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
-            except (
-                BrokenPipeError
-            ):  # the worker was killed while it waited; the next one finds the attempt by its folder
-                return 0
+            except BrokenPipeError:
+                return 0  # the worker was killed while it waited; the next one finds the attempt by its folder
         return 0
 
     def _load(self, name: str) -> None:
@@ -135,7 +129,7 @@ class Launcher:
             os.umask(0o022)  # programs inherit it, whoever started the launcher; our own files name their modes
             _own_descriptors(folder, lock)
             be_called(f"shim {folder.parent.name}/{folder.name}")
-            shim.watch(folder, lock, lambda: self._run(folder), lambda: self._reap_for(folder))
+            shim.watch(folder, lock, lambda: self._run(folder), lambda: self._reap_after(folder))
             code = 0
         except BaseException:  # noqa: BLE001 - the end of this process: what went wrong is in its log
             traceback.print_exc()
@@ -148,9 +142,8 @@ class Launcher:
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
         order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
         engine = self._engines.get(order.spec.placement.engine)
-        runner = AttemptRunner(folder, order, engine, allow_unisolated=self._allow_unisolated)
         try:
-            verdict = asyncio.run(runner.main())
+            verdict = asyncio.run(AttemptRunner(folder, order, engine, self._allow_unisolated).main())
             shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
         except OSError as error:
             if error.errno not in shim.FULL:
@@ -158,8 +151,7 @@ class Launcher:
             return shim.DISK_FULL
         return 0
 
-    def _reap_for(self, folder: Path) -> int:
-        """Reap after the runner of the attempt in *folder*."""
+    def _reap_after(self, folder: Path) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         return asyncio.run(self.reap(_engine_of(folder)))
 
@@ -185,31 +177,23 @@ def _own_descriptors(folder: Path, lock: int) -> None:
     log = os.open(folder / shim.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     for stream, target in ((0, nothing), (1, log), (2, log)):
         os.dup2(target, stream)
-    limit = os.sysconf("SC_OPEN_MAX")
     os.closerange(3, lock)
-    os.closerange(lock + 1, limit)
+    os.closerange(lock + 1, os.sysconf("SC_OPEN_MAX"))
 
 
+@dataclass(eq=False)
 class AttemptRunner:
-    """One attempt.
+    """One attempt; `engine` is None when there is none of the name in its order."""
 
-    Args:
-        folder: Where it is.
-        order: What is to be run.
-        engine: What runs it; None when there is none of that name.
-        allow_unisolated: As for the launcher.
-    """
-
-    def __init__(self, folder: Path, order: AttemptOrder, engine: Executor | None, *, allow_unisolated: bool) -> None:
-        self._folder = folder
-        self._order = order
-        self._engine = engine
-        self._allow_unisolated = allow_unisolated
-        self._cancelled = asyncio.Event()
+    folder: Path
+    order: AttemptOrder
+    engine: Executor | None
+    allow_unisolated: bool
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def main(self) -> Verdict:
         """Run it to its verdict; what cannot be run is a verdict too."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._cancelled.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.cancelled.set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())  # programs inherit the mask
         try:
             return await self._run()
@@ -217,7 +201,7 @@ class AttemptRunner:
             return refusal(error)
 
     async def _run(self) -> Verdict:
-        order, engine = self._order, self._engine
+        order, engine = self.order, self.engine
         if engine is None:
             name = order.spec.placement.engine
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
@@ -234,22 +218,22 @@ class AttemptRunner:
         if session is not None and files is not None and snapshot is not None:
             limits = order.spec.placement.limits
             errors = session.commit(snapshot, files, OutputBounds(files=order.session_files, total=limits.work_size))
-        return to_verdict(order, self._folder, result, started_at=started_at, session_errors=errors, override=instead)
+        return to_verdict(order, self.folder, result, started_at=started_at, session_errors=errors, override=instead)
 
     async def _over(
         self, handle: Handle, engine: Executor, started_at: float
     ) -> tuple[ExecResult, KdskillsError | None]:
         """Wait for the end, ending it when asked to or when it cannot be the service it should be."""
-        service = self._order.spec.service
+        service = self.order.spec.service
         me = ProcessIdentity.model_validate(shim.identity(os.getpid()))
         ready_at = started_at if service is None else None
         facts = AttemptFacts(started_at=started_at, ready_at=ready_at, engine=engine.name, runner=me)
         self._tell(facts)
         waiting = asyncio.create_task(handle.wait())
-        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self._cancelled.wait())]
+        ends: list[asyncio.Task[Any]] = [asyncio.create_task(self.cancelled.wait())]
         if service is not None:
-            logs = [self._folder / shim.STDOUT, self._folder / shim.STDERR]
-            supervising = supervise(service, handle, logs, self._order.host_ports, facts, self._tell)
+            logs = [self.folder / shim.STDOUT, self.folder / shim.STDERR]
+            supervising = supervise(service, handle, logs, self.order.host_ports, facts, self._tell)
             ends.append(asyncio.create_task(supervising))
         await asyncio.wait({waiting, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -258,19 +242,19 @@ class AttemptRunner:
             end.cancel()
         instead: KdskillsError | None = None
         for cause in await asyncio.gather(*ends, return_exceptions=True):
-            if isinstance(cause, KdskillsError) and not self._cancelled.is_set():
+            if isinstance(cause, KdskillsError) and not self.cancelled.is_set():
                 instead = cause
             elif isinstance(cause, Exception):
                 raise cause
         return await waiting, instead
 
     async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:
-        request = to_request(self._order, self._folder, session)
-        require_consent(engine, request, allow_unisolated=self._allow_unisolated)
+        request = to_request(self.order, self.folder, session)
+        require_consent(engine, request, allow_unisolated=self.allow_unisolated)
         return await engine.start(request)
 
     def _tell(self, facts: AttemptFacts) -> None:
-        shim.write_json(self._folder / shim.FACTS, facts.model_dump(mode="json"))
+        shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

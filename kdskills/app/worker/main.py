@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 from kdskills.app.logs import Sparingly, be_called, json_logs
 from kdskills.app.settings import Settings
-from kdskills.app.work import spawner
+from kdskills.app.work import spawn
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
@@ -52,7 +52,7 @@ def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> No
         try:
             code, reason, left_work = asyncio.run(_serve(settings, slot, idle_s))
             if left_work:
-                spawner(settings)()
+                spawn(settings)
         except KdskillsError as error:
             code, reason = REFUSED, error.message
         except Exception as error:

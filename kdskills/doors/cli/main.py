@@ -58,5 +58,5 @@ def build_cli(host: Host | None = None) -> typer.Typer:
     for name, group in GROUPS.items():
         cli.add_typer(group, name=name)
     if host is not None:
-        host.answers.register_commands(cli)
+        host.answers.tell("kdskills_register_commands", cli=cli)
     return cli

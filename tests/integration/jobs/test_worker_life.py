@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.app.work import spawner
+from kdskills.app.work import spawn
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
@@ -341,7 +341,7 @@ async def test_embedded_work_needs_no_worker_of_its_own(make_lab):
     """A client starts a worker, which ends when idle; the next submission starts another."""
     lab = make_lab(idle_s=0.5)
     state, settings = lab.settings.state_dir, lab.settings
-    client = JobsClient(settings.work_database, state, settings.jobs, spawn=spawner(settings))
+    client = JobsClient(settings.work_database, state, settings.jobs, spawn=lambda: spawn(settings))
     for _ in range(2):
         head = await client.submit(lab.task("echo hi"))
         over = await client.wait(TaskHead, lab.scope, head.id, 120)

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity, TokenLimits
 from kdskills.app.operations import Context
-from kdskills.app.operations.work_run import early_failure
+from kdskills.app.operations.work_run import require_ran
 from kdskills.errors import BadRequest, KdskillsError, NotFound
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope, TaskHead
@@ -154,7 +154,9 @@ async def test_who_must_act_when_a_command_could_not_start(host: Host, code: str
     """The code a task failed with decides whether the caller or the operator must act."""
     started = await start(host)
     head: TaskHead = await host.work.task(LOCAL, started.task_id)
-    error: KdskillsError = early_failure(replace(head, status="failed", error_code=code, error_message="so"))
+    with pytest.raises(KdskillsError) as caught:
+        require_ran(replace(head, status="failed", error_code=code, error_message="so"))
+    error = caught.value
     assert (error.code, error.who, type(error).__name__, error.message) == (code, who, kind, "so")
 
 
@@ -206,7 +208,7 @@ async def test_work_and_what_it_holds_are_one_change(host: Host, caplog: pytest.
     assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
     placed = (await host.work.task(LOCAL, held.task_id)).spec
     gone = placed.placement.model_copy(update={"uploaded": {"up": "sha256:gone"}})
-    free = await host.work.submit_task(LOCAL, placed.model_copy(update={"placement": gone}), None, "")
+    free = await host.work.submit(LOCAL, placed.model_copy(update={"placement": gone}), None, "")
     assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
     assert f"{free.id} does not hold up" in caplog.text
 
