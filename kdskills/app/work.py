@@ -41,7 +41,6 @@ from kdskills.jobs.model import (
     TaskHead,
     TaskSpec,
 )
-from kdskills.projects.folders import VersionFolders
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.skills.private_files import open_private
@@ -98,7 +97,7 @@ def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...
 def _uploaded(skills: tuple[Skill, ...]) -> dict[str, str]:
     """Return the versions of the uploaded skills among *skills*, by name."""
     folders = [skill.folder for skill in skills if skill.layer == UPLOADED and skill.folder is not None]
-    return {folder.name: VersionFolders.version_in(folder) for folder in folders}
+    return {folder.name: f"sha256:{folder.parent.name}" for folder in folders}
 
 
 def _digest(skill: Skill) -> str:

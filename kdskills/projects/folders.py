@@ -13,7 +13,6 @@ share, each version's archive is kept there too, and a machine that lacks a vers
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
 import time
@@ -105,11 +104,6 @@ class VersionFolders:
     def root(self, project: str, name: str, version: str) -> Path:
         """Return the folder that holds nothing but a version's skill folder; it can be a root of skills."""
         return self._top / project / name / version.partition(":")[2]
-
-    @staticmethod
-    def version_in(folder: Path) -> str:
-        """Return the version whose skill folder *folder* is: what `folder` is given."""
-        return f"sha256:{folder.parent.name}"
 
     def folder(self, project: str, name: str, version: str) -> Path:
         """Return a version's skill folder."""
@@ -235,12 +229,6 @@ class VersionFolders:
             self.install(scratch, project, version.skill, version.version)
         finally:
             self.discard(scratch)
-
-
-def file_digest(path: Path) -> str:
-    """Return SHA-256 in hex over a file's bytes."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def key_of(project: str, version: SkillVersion) -> str:

@@ -23,11 +23,7 @@ PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 
 def check_project(project: str) -> str:
-    """Return *project* when it is a project's name: lower-case letters, digits, `-`, `_`, at most 64.
-
-    Raises:
-        BadRequest: `project_invalid`.
-    """
+    """Return *project* when it is a project's name. Raises BadRequest: `project_invalid`."""
     if not PROJECT.fullmatch(project):
         message = f"{project!r} is no project: lower-case letters, digits, - and _, at most 64 of them"
         raise BadRequest(message, code="project_invalid", project=project[:100])
@@ -111,35 +107,11 @@ class UploadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedVersion:
-    """A version that stays until its holder lets go: `folder` is the skill's, read-only and hash-addressed."""
-
-    skill: str
-    version: str
-    full_id: str
-    folder: Path
-    tree_digest: str
-
-
-@dataclass(frozen=True, slots=True)
 class SkillFile:
     """One file of a version, on this machine."""
 
     path: Path
     file: TreeFile
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRow:
-    """Who changed what, when, with which hashes; `facts` is JSON."""
-
-    at: datetime
-    project: str
-    who: str
-    action: str
-    subject: str
-    facts: dict[str, str | bool | None]
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,13 +350,9 @@ class ProjectRows:
         query = VERSIONS.select().where(self._of(VERSIONS, name, version))
         row = self._link.execute(query.with_for_update() if hold else query).first()
         if row is None:
-            raise self.no_version(name, version)
+            message = f"skill {name!r} of project {self._project!r} has no version {version!r}"
+            raise NotFound(message, skill=name, project=self._project, version=version)
         return row
-
-    def no_version(self, name: str, version: str) -> NotFound:
-        """Return the error of a version that is not there."""
-        message = f"skill {name!r} of project {self._project!r} has no version {version!r}"
-        return NotFound(message, skill=name, project=self._project, version=version)
 
     def versions(self, name: str) -> list[SkillVersion]:
         """Return a skill's versions, the latest first. Raises NotFound."""
@@ -445,14 +413,6 @@ class ProjectRows:
         row = {"at": self.now, "project": self._project, "who": author[:200], "action": action, "subject": subject}
         text = json.dumps(facts, ensure_ascii=False, sort_keys=True)
         self._link.execute(AUDIT.insert().values(facts=text, request_id=request_id[:200], **row))
-
-    def audit(self, limit: int) -> list[AuditRow]:
-        """Return the latest audit rows of the project, the latest first."""
-        rows = self._link.execute(AUDIT.select().where(self._of(AUDIT)).order_by(AUDIT.c.id.desc()).limit(limit))
-        return [
-            AuditRow(moment_of(at), project, who, action, subject, json.loads(facts), request_id)
-            for _, at, project, who, action, subject, facts, request_id in rows
-        ]
 
     def _of(self, table: sa.Table, name: str | None = None, version: str | None = None) -> sa.ColumnElement[bool]:
         """Return the condition that a row of *table* is this project's, of that skill and of that version."""

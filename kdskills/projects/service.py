@@ -15,9 +15,7 @@ from kdskills.errors import BadRequest, NotFound, OperatorMustAct
 from kdskills.projects import records
 from kdskills.projects.folders import VersionFolders, spool, to_its_end
 from kdskills.projects.records import (
-    AuditRow,
     CollectReport,
-    PinnedVersion,
     Project,
     ProjectRows,
     SkillFile,
@@ -159,10 +157,6 @@ class Projects:
                 return SkillFile(await self._folders.ensure(project, row) / path, file)
         raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=row.version, path=path)
 
-    async def audit(self, project: str, *, limit: int = 100) -> Sequence[AuditRow]:
-        """Return the latest changes of a project, the latest first."""
-        return await self._read(project, lambda rows: rows.audit(limit))
-
     async def skills(self, project: str) -> ProjectSkills:
         """Return everything agents of a project may be granted: built-in, plugins', the bundle's and uploaded skills.
 
@@ -218,46 +212,14 @@ class Projects:
         skills = await self.skills(project)
         return await asyncio.to_thread(skills.subsystem.view, consumer, tools, include_internal=include_internal)
 
-    async def pin(self, project: str, name: str, holder: str, *, version: str | None = None) -> PinnedVersion:
-        """Hold a version, so that it stays although another becomes active or the skill is deleted.
-
-        Args:
-            project: Whose skill.
-            name: The skill's name.
-            holder: Id of the work; holding twice is holding once.
-            version: The version; the active one when omitted.
-
-        Raises:
-            NotFound: There is no such skill or version.
-            VersionMissing: Its files cannot be had.
-        """
-        check_project(project)
-
-        def change(link: sa.Connection) -> SkillVersion:
-            rows = ProjectRows(link, project, self._clock())
-            row = rows.version(name, version)
-            if not rows.hold(name, row.version, holder):
-                raise rows.no_version(name, row.version)
-            return row
-
-        pinned = await self._database.write(change)
-        folder = await self._folders.ensure(project, pinned)
-        return PinnedVersion(name, pinned.version, pinned.full_id, folder, pinned.tree_digest)
-
     def hold(self, link: sa.Connection, project: str, holder: str, versions: Mapping[str, str]) -> None:
-        """As `pin`, for versions whose files are here, in the transaction of *link*, which may be another's.
+        """Let work hold the versions it uses, by the skill's name, in the transaction of *link*, which may be another's.
 
-        Args:
-            link: A connection to this very database.
-            project: Whose skills.
-            holder: Id of the work.
-            versions: What it uses, by the skill's name; one that is gone is logged, since retention keeps what was
-                active lately anyway.
+        They stay although others become active or the skill is deleted. One that is gone is logged: retention keeps what
+        was active lately anyway.
         """
         rows = ProjectRows(link, project, self._clock())
-        for name, version in sorted(
-            versions.items()
-        ):  # in one order: those who hold several must not wait for each other
+        for name, version in sorted(versions.items()):  # in one order: holders of several must not wait for each other
             if not rows.hold(name, version, holder):
                 _LOG.warning("%s does not hold %s: there is no version %s", holder, name, version)
 

@@ -26,7 +26,7 @@ from kdskills.app.operations.models import (
     page_by_time,
 )
 from kdskills.errors import BadRequest, NotFound
-from kdskills.projects.folders import file_digest
+from kdskills.skills.digest import file_digest
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
@@ -320,8 +320,7 @@ async def file_of(projects: Projects, arguments: FileInput, context: Context) ->
 async def archive(projects: Projects, arguments: PieceInput, context: Context) -> PieceOut:
     """Give a piece of a version as a zip archive, the same bytes everywhere."""
     version, path = await archive_of(projects, arguments, context)
-    size = (await asyncio.to_thread(path.stat)).st_size
-    sha256 = await asyncio.to_thread(file_digest, path)
+    size, sha256 = await asyncio.to_thread(file_digest, path.parent, path.name)
     return await asyncio.to_thread(_piece, arguments, version, None, path, size, sha256)
 
 

@@ -15,6 +15,7 @@ from kdskills.errors import NotFound
 from kdskills.projects.records import METADATA
 from kdskills.skills.archives import read_tree, unpack_skill, version_of
 from kdskills.turn import Granted
+from tests.project_rows import audit, pin
 
 pytestmark = pytest.mark.xdist_group("postgres")
 
@@ -28,7 +29,7 @@ async def test_the_life_of_a_skill(hosts, archive) -> None:
         (second.version, False),
         (first.version, True),
     ]
-    await host.projects.pin("acme", "brief", "job")
+    await pin(host.projects, "acme", "brief", "job")
     await host.projects.activate("acme", "brief", second.version, who="bob")
     await host.projects.patch("acme", "brief", enabled=False, who="op")
     view = await host.projects.view("acme", "writer")
@@ -38,7 +39,7 @@ async def test_the_life_of_a_skill(hosts, archive) -> None:
     assert gone.versions == (f"brief@{second.version}",)
     await host.projects.unpin("acme", "job")
     assert (await host.projects.collect(keep_days=-1)).versions == (f"brief@{first.version}",)
-    actions = [row.action for row in reversed(await host.projects.audit("acme"))]
+    actions = [row.action for row in reversed(await audit(host.projects, "acme"))]
     assert actions == [
         *("skill.upload", "skill.upload", "skill.activate", "skill.patch", "skill.delete"),
         *("version.collect", "version.collect"),
@@ -91,7 +92,7 @@ async def test_uploads_and_retention_at_once(hosts, archive) -> None:
     async def hold(host, rounds: int) -> None:
         for number in range(rounds):
             try:
-                pinned = await host.projects.pin("acme", "brief", f"job{number}")
+                pinned = await pin(host.projects, "acme", "brief", f"job{number}")
             except NotFound:
                 continue
             assert version_of(read_tree(pinned.folder)) == pinned.version
@@ -152,7 +153,7 @@ async def test_kill_anywhere(hosts, archive, settings, tmp_path) -> None:
                 child.kill()
         found = await host.projects.version("acme", "brief")
         assert found.version in known
-        pinned = await host.projects.pin("acme", "brief", "check")
+        pinned = await pin(host.projects, "acme", "brief", "check")
         assert version_of(read_tree(pinned.folder)) == pinned.version
         granted = (await host.projects.view("acme", None)).resolve("brief")
         assert isinstance(granted, Granted)

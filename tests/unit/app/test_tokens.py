@@ -16,6 +16,7 @@ from kdskills.app.identity import LOCAL, NO_POWER, SCOPES, Identity, TokenLimits
 from kdskills.app.operations import Context
 from kdskills.app.tokens import TOKEN, Tokens
 from kdskills.errors import BadRequest, CallRefused, NotFound
+from tests.project_rows import audit
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ async def test_no_secret_is_kept(host) -> None:
     secret = TOKEN.fullmatch(text)[2]
     kept = b"".join(place.read_bytes() for place in host.settings.state_dir.iterdir() if place.is_file())
     assert secret.encode() not in kept
-    assert text not in str(await host.projects.audit("acme"))
+    assert text not in str(await audit(host.projects, "acme"))
     assert text not in repr(await host.tokens.list())
 
 
@@ -101,7 +102,7 @@ async def test_revoked_and_expired_tokens_open_nothing(host) -> None:
     assert (ended.revoked_at, await made.authenticate(text)) == (now, None)
     now += timedelta(hours=1)
     assert (await made.revoke(token.id, who="op")).revoked_at == ended.revoked_at
-    assert [row.action for row in await host.projects.audit("acme")] == ["token.revoke", "token.create"]
+    assert [row.action for row in await audit(host.projects, "acme")] == ["token.revoke", "token.create"]
 
 
 async def test_revoking_stays_within_a_project(host) -> None:

@@ -13,6 +13,7 @@ from kdskills.app.identity import SCOPES
 from kdskills.app.operations import OPERATIONS
 from kdskills.errors import BadRequest, CallRefused, NotFound
 from kdskills.skills.archives import ArchiveRefused
+from tests.project_rows import audit
 
 MANAGED = sorted(name for name in OPERATIONS if name.startswith("project_skills."))
 WRITES = {"upload", "patch", "delete", "activate"}
@@ -160,7 +161,7 @@ async def test_versions_by_hash(host, archive, caller) -> None:
     assert [(found.active, found.created_by) for found in listed.versions] == [(True, "ann"), (False, "ann")]
     done = await host.invoke("project_skills.activate", {"skill": "brief", "version_hash": first.version}, caller())
     assert done.active == first.version
-    row = (await host.projects.audit("acme", limit=1))[0]
+    row = (await audit(host.projects, "acme", limit=1))[0]
     assert (row.who, row.action, row.request_id) == ("http:token:t1", "skill.activate", "r1")
 
 

@@ -18,6 +18,7 @@ from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
 from kdskills.skills.archives import ArchiveRefused, read_tree, remove_tree, version_of
 from kdskills.turn import Granted, Refused
+from tests.project_rows import audit, pin
 
 
 async def versions_of(host, name: str = "brief") -> dict[str, bool]:
@@ -40,7 +41,7 @@ async def test_an_upload_is_a_version_in_a_read_only_folder(host, archive) -> No
     """The report names skill and version; the files lie under the hash of their tree and cannot be written."""
     report = await host.projects.upload("acme", archive(**{"scripts/run.sh": "#!/bin/sh\n"}), who="ann")
     assert (report.skill, report.created, report.active, report.enabled) == ("brief", True, True, True)
-    pinned = await host.projects.pin("acme", "brief", "task_1")
+    pinned = await pin(host.projects, "acme", "brief", "task_1")
     assert pinned.folder.parent.name == report.version.removeprefix("sha256:")
     assert version_of(read_tree(pinned.folder)) == report.version
     assert {place.stat().st_mode & 0o222 for place in pinned.folder.rglob("*")} == {0}
@@ -115,7 +116,7 @@ async def test_a_refused_archive_leaves_nothing(host, tmp_path) -> None:
     with pytest.raises(ArchiveRefused):
         await host.projects.upload("acme", place, who="ann")
     assert (on_disk(host), await host.projects.projects()) == ([], [])
-    assert await host.projects.audit("acme") == []
+    assert await audit(host.projects, "acme") == []
 
 
 async def test_uploading_never_enables(host, archive) -> None:
@@ -168,7 +169,7 @@ async def test_a_new_skill_may_wait(host, archive) -> None:
     assert (report.active, (await host.projects.get("acme", "brief")).active) == (False, None)
     assert (await answer(host)).code == "unknown_skill"
     with pytest.raises(NotFound):
-        await host.projects.pin("acme", "brief", "task")
+        await pin(host.projects, "acme", "brief", "task")
     with pytest.raises(NotFound):
         await host.projects.file("acme", "brief", "SKILL.md")
 
@@ -259,8 +260,8 @@ async def test_names_of_projects(host, archive, project) -> None:
 async def test_deleting_keeps_what_is_in_use(host, archive) -> None:
     """Running work keeps the files it pinned through deletion and retention; then they go."""
     await host.projects.upload("acme", archive(), who="ann")
-    pinned = await host.projects.pin("acme", "brief", "task_1")
-    again = await host.projects.pin("acme", "brief", "task_1")
+    pinned = await pin(host.projects, "acme", "brief", "task_1")
+    again = await pin(host.projects, "acme", "brief", "task_1")
     assert again == pinned
     await host.projects.delete("acme", "brief", who="ann")
     assert (await answer(host)).code == "unknown_skill"
@@ -277,9 +278,9 @@ async def test_deleting_keeps_what_is_in_use(host, archive) -> None:
 async def test_pins_hold_one_version(host, archive) -> None:
     """A pin keeps its version while another becomes active, and counts are told."""
     first = await host.projects.upload("acme", archive(body="One."), who="ann")
-    await host.projects.pin("acme", "brief", "job_1")
+    await pin(host.projects, "acme", "brief", "job_1")
     await host.projects.upload("acme", archive(body="Two."), who="ann")
-    old = await host.projects.pin("acme", "brief", "job_2", version=first.version)
+    old = await pin(host.projects, "acme", "brief", "job_2", version=first.version)
     assert old.version == first.version
     assert {found.version: found.pins for found in await host.projects.versions("acme", "brief")}[first.version] == 2
     assert (await host.projects.collect(keep_days=-1, keep_versions=0)).versions == ()
@@ -367,7 +368,7 @@ async def test_every_change_is_told(host, archive) -> None:
     await host.projects.patch("acme", "brief", enabled=False, who="op")
     await host.projects.patch("acme", "brief", enabled=False, who="op")
     await host.projects.delete("acme", "brief", who="op")
-    rows = list(reversed(await host.projects.audit("acme")))
+    rows = list(reversed(await audit(host.projects, "acme")))
     assert [(row.who, row.action) for row in rows] == [
         ("ann", "skill.upload"),
         ("ann", "skill.upload"),
@@ -469,7 +470,7 @@ async def test_other_machines_fetch_what_they_lack(host, archive, tmp_path) -> N
         await one.projects.upload("acme", archive(**{"run.sh": "#!/bin/sh"}), who="bob")
         assert len([place for place in (tmp_path / "shared").rglob("*") if place.is_file()]) == 1
         assert isinstance((await two.projects.view("acme", None)).resolve("brief"), Granted)
-        pinned = await two.projects.pin("acme", "brief", "job")
+        pinned = await pin(two.projects, "acme", "brief", "job")
         assert pinned.folder.is_relative_to(tmp_path / "state2")
         assert version_of(read_tree(pinned.folder)) == first.version
         await two.projects.unpin("acme", "job")
@@ -511,7 +512,7 @@ async def test_files_that_vanished_are_told(host, archive) -> None:
     root = host.projects._folders.root("acme", "brief", report.version)
     remove_tree(root)
     with pytest.raises(VersionMissing) as caught:
-        await host.projects.pin("acme", "brief", "job")
+        await pin(host.projects, "acme", "brief", "job")
     assert (caught.value.code, caught.value.who) == ("version_missing", "operator")
 
 
