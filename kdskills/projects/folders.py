@@ -35,10 +35,10 @@ LEFTOVER_S: Final = 24 * 3600.0
 """Age at which something no row names counts as left by a process that died."""
 
 
-T = TypeVar("T")
+Value = TypeVar("Value")
 
 
-async def to_its_end(step: Coroutine[Any, Any, T]) -> T:
+async def to_its_end(step: Coroutine[Any, Any, Value]) -> Value:
     """Return what *step* returns; a cancellation takes effect when it is over.
 
     A thread cannot be interrupted: cleaning up while it still works would take away what it has just put in place.
