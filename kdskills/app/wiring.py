@@ -26,15 +26,7 @@ _LOG = logging.getLogger("kdskills.execution")
 
 
 class HostWiring:
-    """What a solver needs of a Host, `solver.parts.Wiring`: names become objects, and hooks answer.
-
-    Args:
-        settings: Which engines may be used.
-        registers: What plugins registered.
-        answers: What their hooks say.
-        engines: Gives every registered engine.
-        subsystem: Gives the skills of a bundle.
-    """
+    """What a solver needs of a Host, `solver.parts.Wiring`: names become objects, and hooks answer."""
 
     def __init__(
         self,
@@ -88,12 +80,7 @@ class HostWiring:
 
 
 class Storage:
-    """What a Host keeps: its database, its projects and its tokens. Nothing is made on disk before something is asked.
-
-    Args:
-        settings: Where it is kept.
-        build: Makes a subsystem of a bundle, or of none, with plugins in force.
-    """
+    """What a Host keeps: its database, its projects and its tokens. Nothing is made on disk before something is asked."""
 
     def __init__(self, settings: Settings, build: Build) -> None:
         self._settings = settings

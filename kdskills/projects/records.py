@@ -45,10 +45,9 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class SkillState:
-    """An uploaded skill of a project.
+    """An uploaded skill of a project: `active` is the version in use, `description` that version's, else the latest one's.
 
-    `name` is that of its folder, `full_id` what the policy knows it as; `active` is the version in use, and `description` that
-    version's, else the latest one's. Uploading and activating never change `enabled`, without which the gate grants nothing.
+    Uploading and activating never change `enabled`, without which the gate grants nothing.
     """
 
     name: str
@@ -62,14 +61,9 @@ class SkillState:
 
 @dataclass(frozen=True, slots=True)
 class SkillVersion:
-    """One version of an uploaded skill.
+    """One version of an uploaded skill, `pins` times held by running work.
 
-    Attributes:
-        version: Hash of the normalised tree.
-        tree_digest: The digest without execute bits, as exports and mounts compare it.
-        active: Whether it is the one in use.
-        pins: How many pieces of running work hold it.
-        diagnostics: What was found on upload.
+    `version` is the hash of the normalised tree, `tree_digest` that without execute bits, as exports and mounts compare it.
     """
 
     skill: str
@@ -92,11 +86,7 @@ class SkillVersion:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What an upload came to.
-
-    `diagnostics` tell what was left out, and findings about its files; `created` is whether the version is new to the project,
-    `active` whether it is in use now, `enabled` whether the gate may grant the skill.
-    """
+    """What an upload came to: `created` is whether the version is new to the project, `active` whether it is in use now."""
 
     skill: str
     version: str
@@ -238,13 +228,7 @@ def unused(link: sa.Connection, before: int) -> list[tuple[str, str, str, bool]]
 
 
 class ProjectRows:
-    """The rows of one project, within a transaction the caller holds.
-
-    Args:
-        link: The connection.
-        project: Whose rows.
-        now: Time of changes.
-    """
+    """The rows of one project, within a transaction the caller holds; *now* is the time of changes."""
 
     def __init__(self, link: sa.Connection, project: str, now: datetime) -> None:
         self._link = link

@@ -1,19 +1,21 @@
-"""`Projects`: show, upload, activate, enable, pin, delete and collect the skills of projects."""
+"""`Projects`: show, upload, activate, enable, hold, delete and collect the skills of projects; versions on disk."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+import os
+import secrets
+import time
+from collections.abc import AsyncIterable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
 from kdskills.errors import BadRequest, NotFound, OperatorMustAct
 from kdskills.projects import records
-from kdskills.projects.folders import VersionFolders, spool, to_its_end
 from kdskills.projects.records import (
     CollectReport,
     Project,
@@ -25,7 +27,8 @@ from kdskills.projects.records import (
     check_project,
 )
 from kdskills.projects.views import Ingredients, ProjectSkills, ProjectViews, Uploaded, ingredients_of
-from kdskills.skills.archives import ArchiveLimits, unpack_skill
+from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, remove_tree, unpack_skill, write_archive
+from kdskills.skills.private_files import make_folder, open_private, private_folder
 from kdskills.storage.database import Database, micros, utc_now
 
 if TYPE_CHECKING:
@@ -34,9 +37,208 @@ if TYPE_CHECKING:
     from kdskills.jobs.blobs import Blobs
     from kdskills.turn import SkillView
 
+
+SCRATCH: Final = ".scratch"
+LEFTOVER_S: Final = 24 * 3600.0
+"""Age at which something no row names counts as left by a process that died."""
+
+
 T = TypeVar("T")
 
 _LOG = logging.getLogger("kdskills.projects")
+
+
+async def to_its_end(step: Coroutine[Any, Any, T]) -> T:
+    """Return what *step* returns; a cancellation takes effect when it is over.
+
+    A thread cannot be interrupted: cleaning up while it still works would take away what it has just put in place.
+    """
+    task = asyncio.ensure_future(step)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen, and of no use to who went away
+        raise cancelled
+    return task.result()
+
+
+async def spool(source: AsyncIterable[bytes], path: Path, limit: int) -> int:
+    """Write *source* to the new file *path*, and return how many bytes it has; beyond *limit* no more are asked for.
+
+    Raises:
+        ArchiveRefused: `archive_too_large`; what was written stays for the caller to remove.
+    """
+    size = 0
+    with await to_its_end(asyncio.to_thread(path.open, "xb")) as out:
+        async for piece in source:
+            size += len(piece)
+            if size > limit:
+                raise ArchiveRefused("archive_too_large", f"it has more than {limit} bytes")
+            await to_its_end(asyncio.to_thread(out.write, piece))
+    return size
+
+
+class VersionMissing(OperatorMustAct, code="version_missing"):
+    """A version's files are not on this machine, and the shared storage has none that fit."""
+
+
+class VersionFolders:
+    """Versions on disk: made aside, renamed into place, read-only from then on. What is no coroutine blocks.
+
+    With one machine the folder of versions is all there is. Where *blobs* are a storage several machines share, each version's
+    archive is kept there too, and a machine that lacks a version makes it from the archive::
+
+        <state>/projects/<project>/<skill>/<hex>/<skill>/...   a version's files
+        <state>/projects/<project>/<skill>/<hex>.zip           its archive
+        <state>/projects/.scratch/<random>                     uploads under way
+    """
+
+    def __init__(self, state_dir: Path, blobs: Blobs | None = None) -> None:
+        self._top = state_dir / "projects"
+        self._blobs = blobs
+
+    def scratch(self, suffix: str = "") -> Path:
+        """Return a path nobody else uses, on the same file system as the versions; nothing is there yet."""
+        folder = self._top / SCRATCH
+        private_folder(self._top, contents=True)
+        make_folder(folder)
+        return folder / (secrets.token_hex(16) + suffix)
+
+    def root(self, project: str, name: str, version: str) -> Path:
+        """Return the folder that holds nothing but a version's skill folder; it can be a root of skills."""
+        return self._top / project / name / version.partition(":")[2]
+
+    def folder(self, project: str, name: str, version: str) -> Path:
+        """Return a version's skill folder."""
+        return self.root(project, name, version) / name
+
+    def archive(self, project: str, name: str, version: str) -> Path:
+        """Return a version's archive, written from its files if it is not there."""
+        archive = self.root(project, name, version).with_suffix(".zip")
+        if not archive.exists():
+            self.write(self.folder(project, name, version), archive)
+        return archive
+
+    def write(self, folder: Path, target: Path) -> None:
+        """Write the archive of a skill's folder to *target*: aside first, then renamed."""
+        aside = self.scratch(".zip")
+        try:
+            with open_private(aside, "xb") as out:
+                write_archive(folder, cast(BinaryIO, out))
+                out.flush()
+                os.fsync(out.fileno())
+            make_folder(target.parent)
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def install(self, scratch: Path, project: str, name: str, version: str) -> None:
+        """Rename an unpacked version into its place, unless it is there: a version's files never change."""
+        root = self.root(project, name, version)
+        if root.exists():
+            return
+        make_folder(root.parent)
+        try:
+            scratch.rename(root)
+        except OSError:
+            if not root.exists():
+                raise
+            return
+        descriptor = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)  # the rename lasts
+        finally:
+            os.close(descriptor)
+
+    def put_away(self, project: str, name: str, version: str) -> Path | None:
+        """Rename a version out of its place and return where it is now, for `discard`; None when it is not there."""
+        root, aside = self.root(project, name, version), self.scratch()
+        root.with_suffix(".zip").unlink(missing_ok=True)
+        try:
+            root.rename(aside)
+        except FileNotFoundError:
+            return None
+        return aside
+
+    def discard(self, scratch: Path) -> None:
+        """Remove what lies at a scratch path, if anything does."""
+        if scratch.is_dir():
+            remove_tree(scratch)
+        else:
+            scratch.unlink(missing_ok=True)
+
+    def sweep(self, rows: Collection[tuple[str, str, str]], *, older_than_s: float = LEFTOVER_S) -> int:
+        """Remove what processes that died have left: scratch, and versions that none of *rows* (project, name, version) names.
+
+        What is younger than *older_than_s* may belong to an upload under way.
+        """
+        limit = time.time() - older_than_s
+        version_roots = {self.root(*row) for row in rows}
+        unnamed = [path for path in self._top.glob("[!.]*/*/*") if path.with_suffix("") not in version_roots]
+        return sum(self._removed(path, limit) for path in (*self._top.glob(f"{SCRATCH}/*"), *unnamed))
+
+    def _removed(self, path: Path, limit: float) -> bool:
+        """Remove what is older than *limit*; False for what is not, or what another process removed."""
+        try:
+            if path.lstat().st_ctime >= limit:
+                return False
+            self.discard(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def share(self, project: str, version: SkillVersion, archive: Path) -> None:
+        """Keep a version's archive where other machines find it."""
+        if self._blobs is not None:
+            await self._blobs.save(key_of(project, version), archive)
+
+    async def forget(self, project: str, version: SkillVersion) -> None:
+        """Remove a version's archive from where other machines find it."""
+        if self._blobs is not None:
+            await self._blobs.delete(key_of(project, version))
+
+    async def ensure(self, project: str, version: SkillVersion) -> Path:
+        """Return a version's skill folder on this machine, fetched first if it is not here. Raises VersionMissing."""
+        folder = self.folder(project, version.skill, version.version)
+        if await asyncio.to_thread(folder.exists):
+            return folder
+        if self._blobs is None:
+            raise _missing(project, version, "they are not on this machine")
+        download = await asyncio.to_thread(self.scratch, ".fetched")
+        try:
+            await spool(self._blobs.read(key_of(project, version)), download, ArchiveLimits().archive_bytes)
+            await to_its_end(asyncio.to_thread(self._take, project, version, download))
+        except (NotFound, ArchiveRefused) as error:
+            raise _missing(project, version, "the shared storage has none that can be used") from error
+        finally:
+            await to_its_end(asyncio.to_thread(self.discard, download))
+        return folder
+
+    def _take(self, project: str, version: SkillVersion, archive: Path) -> None:
+        scratch = self.scratch()
+        try:
+            unpacked = unpack_skill(archive, scratch)
+            if (unpacked.name, unpacked.version) != (version.skill, version.version):
+                raise _missing(project, version, "what the shared storage has is another version")
+            self.install(scratch, project, version.skill, version.version)
+        finally:
+            self.discard(scratch)
+
+
+def key_of(project: str, version: SkillVersion) -> str:
+    """Return the key of a version's archive; one taken again after it was collected has another."""
+    digest = version.version.partition(":")[2]
+    return f"skills/{project}/{version.skill}/{digest}-{micros(version.created_at)}.zip"
+
+
+def _missing(project: str, version: SkillVersion, why: str) -> VersionMissing:
+    message = f"the files of skill {version.skill!r}, version {version.version}, are missing: {why}"
+    return VersionMissing(message, project=project, skill=version.skill, version=version.version)
 
 
 class Projects:
@@ -46,14 +248,8 @@ class Projects:
     leaves either the old state or the new one. *who* and *request_id* are for audit rows. Whatever takes a project's name
     raises BadRequest, `project_invalid`, for what is none.
 
-    Args:
-        database: Where rows are kept; its tables must be there (`kdskills.storage.database`, part `service`).
-        state_dir: Where versions are kept.
-        views: Puts skills under policy.
-        bundle_of: Folder of a project's bundle when its row names none.
-        blobs: Storage shared with other machines that have the same database; None for one machine.
-        limits: Bounds of an archive.
-        clock: Gives the time of changes.
+    The tables of *database* must be there (`kdskills.storage.database`, part `service`). `bundle_of` gives the folder of a
+    project's bundle when its row names none; *blobs* are shared with other machines that have the same database.
     """
 
     def __init__(
@@ -95,11 +291,7 @@ class Projects:
         return await self._database.read(records.all_projects)
 
     async def create(self, project: str, *, bundle: Path | None = None, who: str, request_id: str = "") -> Project:
-        """Make a project, or set the bundle of one that is there; None leaves it without a bundle of its own.
-
-        Raises:
-            BadRequest: `project_invalid`, or `bundle_path_relative`.
-        """
+        """Make a project, or set the bundle of one that is there, an absolute path; None leaves it without one of its own."""
         if bundle is not None and not bundle.is_absolute():
             check_project(project)
             raise BadRequest(f"the bundle's path {str(bundle)!r} is not absolute", code="bundle_path_relative")
@@ -136,21 +328,13 @@ class Projects:
         return await self._read(project, lambda rows: rows.version(name, version))
 
     async def archive(self, project: str, name: str, version: str | None = None) -> Path:
-        """Return a zip of a version, the active one unless *version* names another; the same bytes everywhere.
-
-        Raises:
-            NotFound: There is no such skill or version.
-        """
+        """Return a zip of a version, the active one by default; the same bytes everywhere. Raises NotFound."""
         row = await self.version(project, name, version)
         await self._folders.ensure(project, row)
         return await asyncio.to_thread(self._folders.archive, project, name, row.version)
 
     async def file(self, project: str, name: str, path: str, version: str | None = None) -> SkillFile:
-        """Return one file of a version, which must be among the files the upload listed: no path leads anywhere else.
-
-        Raises:
-            NotFound: There is no such skill, version or file.
-        """
+        """Return one file of a version, which must be among those the upload listed: no path leads elsewhere. Raises NotFound."""
         row = await self.version(project, name, version)
         for file in row.files:
             if file.path == path:
@@ -158,11 +342,7 @@ class Projects:
         raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=row.version, path=path)
 
     async def skills(self, project: str) -> ProjectSkills:
-        """Return everything agents of a project may be granted: built-in, plugins', the bundle's and uploaded skills.
-
-        Raises:
-            BundleError: The project's bundle cannot be loaded.
-        """
+        """Return all agents of a project may be granted: built-in, plugins', the bundle's, uploaded skills. Raises BundleError."""
         skills = await self._skills(project, existing_only=False)
         assert skills is not None
         return skills
@@ -240,14 +420,9 @@ class Projects:
         who: str,
         request_id: str = "",
     ) -> UploadReport:
-        """Take a skill from a zip archive; what is refused leaves nothing behind.
+        """Take a skill from a zip archive, a file or its bytes as they come; what is refused leaves nothing behind.
 
-        Args:
-            project: Whose it becomes; made if it is not there.
-            source: The archive: a file, or its bytes as they come, which are written to disk and never held.
-            activate: Whether the version becomes the one in use. `enabled` is never changed by an upload.
-            who: For the audit row, as *request_id*.
-            request_id: Which request it came by.
+        The project is made if it is not there. An upload never changes `enabled`.
 
         Raises:
             ArchiveRefused: The archive breaks a rule.
@@ -350,11 +525,7 @@ class Projects:
         return await self._change(project, change)
 
     async def delete(self, project: str, name: str, *, who: str, request_id: str = "") -> None:
-        """Delete a skill. Versions in use stay until their work ends, and whether it was enabled stays known.
-
-        Raises:
-            NotFound: There is none.
-        """
+        """Delete a skill; versions in use stay until their work ends, and whether it was enabled is known. Raises NotFound."""
 
         def change(rows: ProjectRows) -> None:
             before = rows.skill(name).active

@@ -71,13 +71,7 @@ def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
 
 
 def ingredients_of(rows: Sequence[Any], bundle: Path | None, root: Callable[[str, str], Path]) -> Ingredients:
-    """Return what a project's skills are made of.
-
-    Args:
-        rows: Its uploaded skills, as `records.ProjectRows.in_use` gives them.
-        bundle: Folder of its bundle.
-        root: Gives the folder of a skill's version, which holds nothing else.
-    """
+    """Return what a project's skills are made of; *rows* are of `ProjectRows.in_use`, *root* gives a version's folder."""
     return Ingredients(
         generation=rows[0].generation if rows else 0,
         bundle=bundle,
@@ -88,12 +82,7 @@ def ingredients_of(rows: Sequence[Any], bundle: Path | None, root: Callable[[str
 
 
 class ProjectViews:
-    """Subsystems by project, each built again when its project's generation has changed. Safe from any thread.
-
-    Args:
-        build: Makes a subsystem.
-        load: Loads a bundle from its folder.
-    """
+    """Subsystems by project, each built again when its project's generation has changed. Safe from any thread."""
 
     def __init__(self, build: Build, load: Callable[[Path], Bundle]) -> None:
         self._build = build
@@ -102,11 +91,7 @@ class ProjectViews:
         self._kept: OrderedDict[str, tuple[Ingredients, ProjectSkills]] = OrderedDict()
 
     def skills(self, project: str, ingredients: Ingredients) -> ProjectSkills:
-        """Return the project's skills as they are made now; blocks on the first call of a generation.
-
-        Raises:
-            BundleError: The project's bundle cannot be loaded.
-        """
+        """Return the project's skills as they are made now; blocks on a generation's first call. Raises BundleError."""
         with self._lock:
             entry = self._kept.get(project)
             if entry is not None and entry[0] == ingredients:

@@ -11,9 +11,8 @@ import pytest
 from kdskills.app import Host, Settings
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
-from kdskills.projects.folders import VersionMissing, to_its_end
 from kdskills.projects.records import all_versions
-from kdskills.projects.service import Projects
+from kdskills.projects.service import Projects, VersionMissing, to_its_end
 from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
 from kdskills.skills.archives import ArchiveRefused, read_tree, remove_tree, version_of
