@@ -93,7 +93,8 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
     Raises:
         CallRefused: `local_only`, `ui_not_allowed`, `scope_missing`, `tool_not_allowed` or `not_in_profile`.
     """
-    reason, code, facts = "", "", {}
+    reason = code = ""
+    facts: dict[str, Any] = {}
     if identity.door == "console" and not operation.ui_allowed:
         code, reason = "ui_not_allowed", "is not for pages of the console"
     elif operation.local and not identity.local:
