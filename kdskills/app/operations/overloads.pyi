@@ -31,20 +31,17 @@ from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
-from kdskills.app.operations.work_follow import ArtifactOutput
-from kdskills.app.operations.work_outputs import (
-    ActivateOutput,
+from kdskills.app.operations.work_follow import (
+    ArtifactOutput,
     CancelOutput,
     JobList,
     JobSnapshot,
     LogsOutput,
-    ServiceOutput,
-    StartedJobOutput,
-    StartedOutput,
     TaskList,
     TaskSnapshot,
 )
-from kdskills.app.operations.work_outputs import RunOutput as WorkOutputsRunOutput
+from kdskills.app.operations.work_run import ActivateOutput, ServiceOutput, StartedJobOutput, StartedOutput
+from kdskills.app.operations.work_run import RunOutput as WorkRunRunOutput
 
 class OperationCalls:
     async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel: ...
@@ -165,7 +162,7 @@ class OperationCalls:
     @overload
     async def call(
         self, operation: Literal["skills.run_cmd"], *, emit: Emit | None = None, **arguments: Any
-    ) -> WorkOutputsRunOutput: ...
+    ) -> WorkRunRunOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.run_cmd_async"], *, emit: Emit | None = None, **arguments: Any
@@ -291,7 +288,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["skills.activate"], **arguments: Any) -> ActivateOutput: ...
     @overload
-    def run(self, operation: Literal["skills.run_cmd"], **arguments: Any) -> WorkOutputsRunOutput: ...
+    def run(self, operation: Literal["skills.run_cmd"], **arguments: Any) -> WorkRunRunOutput: ...
     @overload
     def run(self, operation: Literal["skills.run_cmd_async"], **arguments: Any) -> StartedOutput: ...
     @overload

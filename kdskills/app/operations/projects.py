@@ -26,7 +26,7 @@ from kdskills.app.operations.models import (
     page_by_time,
 )
 from kdskills.errors import BadRequest, NotFound
-from kdskills.skills.digest import file_digest
+from kdskills.skills.safe_open import file_digest
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context

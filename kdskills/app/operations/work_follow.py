@@ -5,44 +5,37 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
-from kdskills.app.operations.models import MAX_PAGE, PageInput, decode_moment, encode_moment
-from kdskills.app.operations.work_outputs import (
-    Artifact,
-    CancelOutput,
-    JobList,
-    JobSnapshot,
-    LogsOutput,
-    TaskList,
-    TaskSnapshot,
-    WatchEvent,
-    endpoints_of,
-    job_row,
-    job_snapshot,
-    query_output,
-    step_of,
-    task_row,
-    task_snapshot,
-)
+from kdskills.app.operations.models import MAX_PAGE, Output, PageInput, PageOutput, decode_moment, encode_moment
 from kdskills.app.operations.work_run import (
     DAY,
     Arguments,
+    Artifact,
     CommandWords,
     Env,
+    ExposedEndpoint,
+    LostOutput,
     RunInput,
+    RunStatus,
     Seconds,
     SessionId,
     SkillName,
+    Tails,
+    printed,
     problem,
+    run_output,
+    sources_of,
     task_spec,
+    workdir_of,
 )
 from kdskills.app.work import ProgressEvent, Snapshot, job_revision, scope_of, task_revision
 from kdskills.execution.streams import text_of
-from kdskills.jobs.model import JobHead, TaskHead
+from kdskills.jobs.model import JobHead, JobStatus, StepHead, StepStatus, TaskHead, TaskStatus
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
@@ -169,6 +162,266 @@ class TaskListInput(ListInput):
 
     job_id: JobId | None = Field(None, description="Steps of this job only.")
     steps: bool = Field(True, description="Whether tasks that are steps of jobs are listed.")  # fmt: skip
+
+
+class QueryOutput(Output):
+    """What a status query of provider `cmd` printed."""
+
+    status: RunStatus
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    duration_ms: int | None
+
+
+class TaskSnapshot(Output):
+    """A task as it is now.
+
+    Attributes:
+        startup_ready: Whether a service was found ready; None for batch tasks.
+        stdout_offset: Byte of the output the tail begins at; `stdout_total` is its length.
+        exposed_endpoints_active: Whether the endpoints can be reached now.
+        watch_timeout: Whether a watch gave up before the task ended.
+        query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
+    """
+
+    task_id: str | None
+    provider: Literal["kdskills", "cmd"] = "kdskills"
+    status: TaskStatus
+    mode: Literal["batch", "service"]
+    skill_name: str
+    version_hash: str
+    tree_digest: str
+    session_id: str | None
+    job_id: str | None = None
+    workdir: str
+    startup_ready: bool | None
+    created_at: datetime
+    started_at: datetime | None
+    ready_at: datetime | None
+    finished_at: datetime | None
+    exit_code: int | None
+    signal: int | None
+    error_code: str | None
+    error_message: str | None
+    cancel_requested: bool
+    stdout_tail: str
+    stderr_tail: str
+    stdout_offset: int
+    stderr_offset: int
+    stdout_total: int
+    stderr_total: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    artifacts: tuple[Artifact, ...]
+    output_errors: tuple[LostOutput, ...]
+    exposed_endpoints: tuple[ExposedEndpoint, ...]
+    exposed_endpoints_active: bool
+    attempt: int
+    host: str | None
+    engine: str
+    watch_timeout: bool = False
+    query: QueryOutput | None = None
+
+
+class StepSnapshot(Output):
+    """A step of a job as its latest try tells it."""
+
+    index: int
+    name: str
+    status: StepStatus
+    task_id: str | None
+    tries: int
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    exit_code: int | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+    stdout_total: int = 0
+    stderr_total: int = 0
+    artifacts: tuple[Artifact, ...] = ()
+    output_errors: tuple[LostOutput, ...] = ()
+
+
+class JobSnapshot(Output):
+    """A job as it is now; `current_step_index` is -1 before the first step."""
+
+    job_id: str
+    status: JobStatus
+    skill_name: str
+    version_hash: str
+    tree_digest: str
+    session_id: str
+    current_step_index: int
+    steps: tuple[StepSnapshot, ...]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error_code: str | None
+    error_message: str | None
+    cancel_requested: bool
+    watch_timeout: bool = False
+
+
+class CancelOutput(Output):
+    """What came of a cancel; `canceled` is false, and nothing changed, when the work was over."""
+
+    id: str
+    status: TaskStatus
+    canceled: bool
+
+
+class LogsOutput(Output):
+    """A piece of output: bytes `offset` to `next_offset` of `total` so far.
+
+    Attributes:
+        data: The bytes, in `encoding`.
+        truncated: Whether bytes between the asked offset and this piece are not kept any more.
+        ended: Whether the task is over and this piece reaches the end.
+    """
+
+    task_id: str
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    next_offset: int
+    total: int
+    truncated: bool
+    data: str
+    encoding: Literal["text", "base64"]
+    ended: bool
+    status: TaskStatus
+
+
+class WatchEvent(Output):
+    """Progress of a watched task or job; never its result.
+
+    Attributes:
+        seq: Grows with every event; give the last one as `after_seq` to go on from there. A heartbeat repeats it.
+    """
+
+    seq: int
+    kind: Literal["state", "output", "heartbeat"]
+    id: str
+    at: datetime
+    status: TaskStatus
+    attempt: int | None = None
+    exposed_endpoints: tuple[ExposedEndpoint, ...] = ()
+    current_step_index: int | None = None
+    steps: tuple[StepSnapshot, ...] = ()
+
+
+class TaskRow(Output):
+    """A task in a list."""
+
+    task_id: str
+    status: TaskStatus
+    mode: Literal["batch", "service"]
+    skill_name: str
+    session_id: str | None
+    job_id: str | None
+    command: tuple[str, ...]
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    exit_code: int | None
+    error_code: str | None
+    agent: str
+
+
+class JobRow(Output):
+    """A job in a list."""
+
+    job_id: str
+    status: JobStatus
+    skill_name: str
+    session_id: str
+    current_step_index: int
+    steps: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error_code: str | None
+    agent: str
+
+
+class TaskList(PageOutput):
+    """Tasks, the newest first."""
+
+    tasks: tuple[TaskRow, ...]
+
+
+class JobList(PageOutput):
+    """Jobs, the newest first."""
+
+    jobs: tuple[JobRow, ...]
+
+
+class WorkPage(PageOutput):
+    """Jobs, and tasks that belong to none, the newest first over both."""
+
+    jobs: tuple[JobRow, ...]
+    tasks: tuple[TaskRow, ...]
+
+
+def endpoints_of(head: TaskHead) -> tuple[ExposedEndpoint, ...]:
+    """Return a service's ports, with their addresses when it runs."""
+    running = {item.port: item for item in head.endpoints} if head.status == "running" else {}
+    ports = head.spec.service.expose_ports if head.spec.service is not None else ()
+    return tuple(ExposedEndpoint.of(running.get(port), port=port) for port in ports)
+
+
+def step_of(step: StepHead, tails: Tails | None = None) -> StepSnapshot:
+    """Return a step, with the ends of its output when they were read."""
+    task = step.task
+    if task is None:
+        return StepSnapshot.of(step, task_id=None)
+    facts: dict[str, Any] = {"stdout_total": task.stdout_total or 0, "stderr_total": task.stderr_total or 0}
+    facts |= {} if tails is None else printed(tails, more_after=not task.terminal)
+    return StepSnapshot.of(step, task, task_id=task.id, **facts)
+
+
+def task_row(head: TaskHead) -> TaskRow:
+    """Return a task as a list shows it."""
+    return TaskRow.of(*sources_of(head), head.scope, task_id=head.id, command=head.spec.command.argv)
+
+
+def job_row(head: JobHead) -> JobRow:
+    """Return a job as a list shows it."""
+    return JobRow.of(*sources_of(head), head.scope, job_id=head.id, steps=len(head.steps))
+
+
+def task_snapshot(head: TaskHead, tails: Tails, *, active: bool) -> TaskSnapshot:
+    """Return a task as it is now, with the ends of its two streams; *active* tells whether its ports can be reached."""
+    return TaskSnapshot.of(
+        *sources_of(head),
+        task_id=head.id,
+        workdir=workdir_of(head.spec.command.cwd),
+        startup_ready=None if head.mode == "batch" else head.ready_at is not None,
+        cancel_requested=head.cancel_at is not None,
+        exposed_endpoints=endpoints_of(head),
+        exposed_endpoints_active=active,
+        **printed(tails, more_after=not head.terminal),
+    )
+
+
+def job_snapshot(head: JobHead, tails: Mapping[int, Tails]) -> JobSnapshot:
+    """Return a job as it is now, with the ends of its steps' output by index."""
+    return JobSnapshot.of(
+        *sources_of(head),
+        job_id=head.id,
+        steps=tuple(step_of(step, tails.get(step.index)) for step in head.steps),
+        cancel_requested=head.cancel_at is not None,
+    )
+
+
+def query_output(head: TaskHead, tails: Tails) -> QueryOutput:
+    """Return what a status query printed."""
+    ran = run_output(head, tails)
+    return QueryOutput.of(ran, ran.timing)
 
 
 async def task_status(work: WorkService, arguments: TaskStatusInput, context: Context) -> TaskSnapshot:

@@ -16,32 +16,27 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from kdskills.app.operations.models import Input
-from kdskills.app.operations.work_outputs import (
-    ActivateOutput,
-    ExposedEndpoint,
-    RunOutput,
-    ServiceOutput,
-    StartedJobOutput,
-    StartedOutput,
-    run_output,
-    workdir_of,
-)
+from kdskills.app.operations.models import Input, Output
 from kdskills.app.work import scope_of
 from kdskills.errors import BadRequest, Conflict, ExecFailed, ExecRefused, KdskillsError, NotFound
 from kdskills.execution.check import MAX_ARGS, MAX_GLOBS, MAX_INPUTS, path_problem
 from kdskills.execution.request import IsolationLevel
+from kdskills.execution.streams import LogPiece, text_of
 from kdskills.jobs.model import (
     SESSION_ID,
     Command,
     FromArtifact,
     Inline,
     InputSpec,
+    JobHead,
     JobSpec,
+    JobStatus,
     Scope,
     ServiceSpec,
     StepSpec,
+    TaskHead,
     TaskSpec,
+    TaskStatus,
     graph_problem,
 )
 from kdskills.session.scripts import call_env_problems
@@ -49,7 +44,6 @@ from kdskills.session.scripts import call_env_problems
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
     from kdskills.app.work import RunPlace, WorkService
-    from kdskills.jobs.model import TaskHead
     from kdskills.jobs.settings import JobsSettings
 
 MAX_ENV: Final = 256
@@ -298,6 +292,106 @@ class ActivateInput(Arguments):
     timeout_sec: float = Field(60.0, gt=0, le=600, allow_inf_nan=False, description="Seconds it may take.")
 
 
+RunStatus = Literal["succeeded", "failed", "timeout", "canceled"]
+
+
+class Artifact(Output):
+    """A kept output, read back by its id."""
+
+    artifact_id: str
+    path: str
+    size: int
+    sha256: str
+    mime: str
+
+
+class LostOutput(Output):
+    """An output that was asked for and not kept, and why."""
+
+    path: str
+    code: str
+    message: str
+
+
+class Timing(Output):
+    """How long the command ran."""
+
+    duration_ms: int | None
+
+
+class ExposedEndpoint(Output):
+    """Where a port of a service is reached on its host; not known before the service runs."""
+
+    port: int
+    host_port: int | None = None
+    url: str | None = None
+
+
+class ActivateOutput(Output):
+    """Where a skill's files are.
+
+    Attributes:
+        mode: `local` or `remote`: whether the sandbox is on this machine.
+        active_path: The skill's folder as commands see it.
+    """
+
+    mode: Literal["local", "remote"]
+    skill_name: str
+    version_hash: str
+    tree_digest: str
+    active_path: str
+    session_id: str | None
+
+
+class RunOutput(Output):
+    """What a command did. One that exits non-zero is a result with status `failed`, not an error."""
+
+    status: RunStatus
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    exit_code: int | None
+    created_artifacts: tuple[Artifact, ...]
+    output_errors: tuple[LostOutput, ...]
+    timing: Timing
+    version_hash: str
+    tree_digest: str
+    workdir: str
+    session_id: str | None
+    signal: int | None = None
+    stdout_total: int = 0
+    stderr_total: int = 0
+    error_code: str | None = None
+    error_message: str | None = None
+
+
+class StartedOutput(Output):
+    """A task that was accepted; `provider` is what `skills.task_status` is asked with."""
+
+    task_id: str
+    provider: Literal["kdskills"] = "kdskills"
+    mode: Literal["batch", "service"]
+    status: TaskStatus
+    session_id: str | None
+    workdir: str
+    skill_name: str
+
+
+class ServiceOutput(StartedOutput):
+    """A service that was accepted; its ports get addresses when it runs (`skills.task_status`)."""
+
+    exposed_endpoints: tuple[ExposedEndpoint, ...] = ()
+
+
+class StartedJobOutput(Output):
+    """A job that was accepted."""
+
+    job_id: str
+    status: JobStatus
+    session_id: str
+
+
 Started = TypeVar("Started", bound=StartedOutput)
 OURS = {"LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 """What every command finds in its environment, before its own; PATH, HOME and TMPDIR are the engine's."""
@@ -432,6 +526,46 @@ def inputs_of(files: Iterable[InputFile], limits: JobsSettings, path: str = "/in
             raise refuse(path, f"have more than {limits.files_bytes} bytes together")
         specs.append(Inline(path=item.path, content_base64=base64.b64encode(data).decode()))
     return tuple(specs)
+
+
+Tails = tuple[LogPiece, LogPiece]
+
+
+def workdir_of(cwd: str) -> str:
+    """Return a command's folder in the words of the arguments: `skill`, `session`, or a folder inside that one."""
+    return "skill" if cwd.startswith("/skills/") else "session" if cwd == "." else cwd
+
+
+def printed(tails: Tails, *, more_after: bool) -> dict[str, Any]:
+    """Return the ends of both streams in the words of all answers that tell of them."""
+    facts: dict[str, Any] = {}
+    for name, piece in zip(("stdout", "stderr"), tails, strict=True):
+        text = text_of(piece.data, cut_before=piece.offset > 0, more_after=more_after)
+        begin = piece.offset + text.skipped
+        facts |= {name: text.text, f"{name}_tail": text.text, f"{name}_offset": begin, f"{name}_truncated": begin > 0}
+        facts[f"{name}_total"] = piece.total
+    return facts
+
+
+def sources_of(head: TaskHead | JobHead) -> tuple[object, ...]:
+    """Return what most fields of answers about a task or job are attributes of."""
+    return head, head.spec, head.spec.placement
+
+
+def run_output(head: TaskHead, tails: Tails) -> RunOutput:
+    """Return what a finished command did."""
+    status: str = head.status if head.status in {"succeeded", "canceled"} else "failed"
+    duration = None
+    if head.started_at is not None and head.finished_at is not None:
+        duration = max(0, round((head.finished_at - head.started_at).total_seconds() * 1000))
+    return RunOutput.of(
+        *sources_of(head),
+        status="timeout" if (head.status, head.error_code) == ("failed", "timeout") else status,
+        created_artifacts=head.artifacts,
+        timing=Timing(duration_ms=duration),
+        workdir=workdir_of(head.spec.command.cwd),
+        **printed(tails, more_after=False),
+    )
 
 
 CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {

@@ -117,7 +117,7 @@ def list_work(
 ) -> None:
     """List jobs, and tasks that belong to none, the newest first."""
     from kdskills.app.operations.models import encode_moment
-    from kdskills.app.operations.work_outputs import WorkPage
+    from kdskills.app.operations.work_follow import WorkPage
 
     async def jobs_and_tasks(ask: Ask) -> tuple[Any, Any]:
         query = {"status": status, "limit": limit, "cursor": cursor}

@@ -40,7 +40,7 @@ from kdskills.app.operations.projects import (
     file_of,
 )
 from kdskills.app.operations.table import Emit
-from kdskills.app.operations.work_outputs import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
+from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
 from kdskills.app.wire import json_text
 from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit
 from kdskills.doors.web.events import (
