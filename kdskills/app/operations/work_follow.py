@@ -379,9 +379,9 @@ def step_of(step: StepHead, tails: Tails | None = None) -> StepSnapshot:
     task = step.task
     if task is None:
         return StepSnapshot.of(step, task_id=None)
-    facts: dict[str, Any] = {"stdout_total": task.stdout_total or 0, "stderr_total": task.stderr_total or 0}
-    facts |= {} if tails is None else printed(tails, more_after=not task.terminal)
-    return StepSnapshot.of(step, task, task_id=task.id, **facts)
+    totals = {"stdout_total": task.stdout_total or 0, "stderr_total": task.stderr_total or 0}
+    facts = {"stdout_tail": "", "stderr_tail": ""} if tails is None else printed(tails, more_after=not task.terminal)
+    return StepSnapshot.of(step, task, task_id=task.id, **(totals | facts))
 
 
 def task_row(head: TaskHead) -> TaskRow:
