@@ -84,11 +84,7 @@ class Approvals:
         self._remembered: OrderedDict[tuple[str | None, Key], None] = OrderedDict()
 
     async def require(self, request: ApprovalRequest, sink: Sink | None, display_name: str | None = None) -> None:
-        """Return once *request* is approved; events name the skill by *display_name*.
-
-        Raises:
-            ToolCallRefused: `approval_unavailable` when nobody can be asked, `approval_denied` on a no.
-        """
+        """Return once *request* is approved; raises `approval_unavailable` (nobody to ask) or `approval_denied`."""
         key: Key = (request.origin, request.skill, request.tree_digest, request.path)
         with self._lock:
             if (None, key) in self._remembered or (request.session, key) in self._remembered:
@@ -155,11 +151,7 @@ Deny = Callable[[AccessRequest], Denial | None]
 
 
 def denial_of(deny: Deny, request: AccessRequest) -> Denial | None:
-    """Return what *deny* answers; one that cannot answer refuses.
-
-    Raises:
-        PluginFailed: It raised, or answered neither a Denial nor None.
-    """
+    """Return what *deny* answers; raises PluginFailed when it raised or answered neither a Denial nor None."""
     try:
         denial: object = deny(request)
     except PluginFailed:

@@ -270,12 +270,7 @@ class _CachedBody:
 
 
 def read_pieces(folder: Path, name: str, limit: int, abandoned: threading.Event) -> bytes:
-    """Read a file below *folder* in pieces, stopping when nobody waits any more.
-
-    Raises:
-        FileRefused: It is missing, a link, no regular file, unreadable or larger than *limit*.
-        Abandoned: *abandoned* was set.
-    """
+    """Read a file below *folder*, up to *limit* bytes; raises FileRefused, or Abandoned once nobody waits any more."""
     pieces: list[bytes] = []
     size = 0
     with open_file(folder, name) as stream:
@@ -309,11 +304,7 @@ class Bodies:
         self._flights: Flights[Body] = Flights()
 
     async def current(self, skill: Skill) -> Body:
-        """Return the text of *skill* as its file is now.
-
-        Raises:
-            ToolCallRefused: `skill_not_found` when the file is gone, `skill_unreadable` when it does not parse.
-        """
+        """Return the text of *skill* as its file is now; raises `skill_not_found` or `skill_unreadable`."""
         if skill.path is None:
             return await self.fresh(skill)
         stamp = _stamp(skill.path)
@@ -403,11 +394,7 @@ class Bodies:
 
 
 def parsed(data: bytes, skill: Skill, file_name: str, tree: str) -> Body:
-    """Return the body in SKILL.md bytes.
-
-    Raises:
-        ToolCallRefused: `skill_unreadable` with the findings' codes.
-    """
+    """Return the body in SKILL.md bytes; raises `skill_unreadable` with the codes of the findings."""
     folder = skill.folder.name if skill.folder is not None else skill.id
     result = parse_skill_bytes(data, folder=folder, file_name=file_name)
     if result.skill is None:

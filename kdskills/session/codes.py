@@ -64,14 +64,7 @@ PATH_REASONS: Final = ("absolute", "dotdot", "backslash", "nul", "drive", "root"
 
 
 def refuse(code: str, message: str, *, refusal: object | None = None, **details: Any) -> ToolCallRefused:
-    """Build the error of *code*; `who` comes from the table.
-
-    Args:
-        code: A key of `CODES`.
-        message: One sentence for whoever must act.
-        refusal: The gate's `Refused` value, kept on the error and never serialised.
-        **details: JSON-able facts.
-    """
+    """Build the error of *code*, with JSON-able *details*; *refusal* is kept on the error and never serialised."""
     error = ToolCallRefused(message, code=code, who=CODES[code].who, **details)
     error.refusal = refusal
     return error
@@ -88,10 +81,7 @@ def invalid(message: str, *errors: tuple[str, str]) -> ToolCallRefused:
 
 
 def not_found(requested: Iterable[str], visible: Iterable[str], refusals: tuple[object, ...] = ()) -> ToolCallRefused:
-    """Build `skill_not_found` naming what was asked for and up to 5 near visible names.
-
-    The text and details are the same for an unknown and a refused skill.
-    """
+    """Build `skill_not_found` with up to 5 near names; the same for unknown and refused skills."""
     names = list(requested)
     pool = sorted(visible)
     similar: list[str] = []

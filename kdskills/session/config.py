@@ -65,11 +65,7 @@ class RuntimeLimits:
     max_output_bytes: int = 256 * KIB
 
     def check(self) -> RuntimeLimits:
-        """Return self when every limit lies within its bounds.
-
-        Raises:
-            BadRequest: `config_invalid`, naming the limit and its bounds.
-        """
+        """Return self when every limit lies within its bounds; raises BadRequest `config_invalid` naming them."""
         for item in fields(self):
             value = getattr(self, item.name)
             low, high = BOUNDS[item.name]
@@ -106,12 +102,7 @@ def utc_now() -> datetime:
 
 
 def merged_interpreters(extra: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[str, ...]]:
-    """Return the shipped table with *extra* suffixes.
-
-    Raises:
-        NameTaken: A suffix is there already with another command.
-        BadRequest: `config_invalid` for a suffix without dot or a command without `{path}`.
-    """
+    """Return the shipped table with *extra* suffixes; raises NameTaken, or BadRequest for one that cannot be used."""
     table = dict(INTERPRETERS)
     for suffix, command in extra.items():
         words = tuple(command) if not isinstance(command, str) else ()
@@ -170,11 +161,7 @@ class RuntimeConfig:
     count: TokenCounter = estimate_tokens
 
     def check(self) -> RuntimeConfig:
-        """Return self when it can work.
-
-        Raises:
-            BadRequest: `config_invalid` with the reason.
-        """
+        """Return self when it can work; raises BadRequest `config_invalid` with the reason."""
         if self.max_active is not None and self.max_active < 1:
             raise config_invalid("max_active must be at least 1, or None for no cap")
         if self.max_sessions < 1:

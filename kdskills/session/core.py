@@ -74,9 +74,7 @@ class Core:
     async def record(self, session_id: str, *, touch: bool = True) -> SessionRecord:
         """Return the session's record, renewing its idle clock and its place among the recently used.
 
-        Raises:
-            SessionError: `session_not_found` for an unknown, expired, evicted or closed session.
-            ToolCallRefused: `store_unavailable`.
+        Raises `session_not_found` for an unknown, expired, evicted or closed session, or `store_unavailable`.
         """
         with store_errors():
             record = await self.store.get(session_id)
@@ -94,11 +92,7 @@ class Core:
         return record
 
     async def create(self, record: SessionRecord, *, expect: int | None = None) -> None:
-        """Put a new record, or a restored one over version *expect*.
-
-        Raises:
-            SessionError: `session_exists` when the id is taken.
-        """
+        """Put a new record, or a restored one over version *expect*; raises `session_exists` when the id is taken."""
         try:
             with store_errors():
                 await self.store.put(record, expect=expect)
@@ -193,11 +187,7 @@ class Core:
         raise conflict(call.session_id)
 
     def granted(self, call: Call, session: GatedSession, refs: Iterable[str], loader: By) -> list[Granted]:
-        """Return the grants of *refs*, each skill once in first-seen order.
-
-        Raises:
-            ToolCallRefused: `skill_not_found` naming every ref that was refused.
-        """
+        """Return the grants of *refs*, each skill once; raises `skill_not_found` naming every ref that was refused."""
         grants: dict[str, Granted] = {}
         refusals: list[Refused] = []
         refused_refs: list[str] = []
@@ -223,11 +213,7 @@ class Core:
         arguments: Mapping[str, Any],
         path: str | None = None,
     ) -> None:
-        """Ask the policy plugins.
-
-        Raises:
-            ToolCallRefused: `skill_denied` with the Denial's public text.
-        """
+        """Ask the policy plugins; raises `skill_denied` with the Denial's public text."""
         if self.config.deny is None:
             return
         tool = {"load": "skills.load", "read": "skills.read", "run": "skills.run_script"}.get(kind)
@@ -296,11 +282,7 @@ def conflict(session_id: str) -> SessionError:
 
 
 def checked_id(session_id: str | None) -> str:
-    """Return the caller's id, or a new UUIDv7.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` when the id does not match `[A-Za-z0-9._:-]{1,128}`.
-    """
+    """Return the caller's id, or a new UUIDv7; raises `invalid_argument` for a malformed one."""
     if session_id is None:
         return uuid7()
     if not _SESSION_ID.fullmatch(session_id):

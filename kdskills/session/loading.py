@@ -59,11 +59,7 @@ class LoadedTexts:
 
 
 def clean_names(names: Sequence[str], max_count: int) -> list[str]:
-    """Return *names* trimmed, without blanks.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` when none is left, there are too many, or one is no clean text.
-    """
+    """Return *names* trimmed, without blanks; raises `invalid_argument` for too many, or for what is no clean text."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise invalid("names must be a list of skill names", ("/names", "must be a list of strings"))
     if len(names) > max_count:
@@ -182,9 +178,9 @@ def _entry(core: Core, grant: Granted, texts: Mapping[str, Body], loader: str) -
 
 
 async def texts_of(core: Core, session: GatedSession, fresh: Mapping[str, Body] = MappingProxyType({})) -> LoadedTexts:
-    """Return every text of a session in prompt order; a text nobody has any more is left out.
+    """Return every text of a session in prompt order; one nobody has any more is left out, for callers to report.
 
-    Callers report those as `body_lost`. Files in *fresh* were read just now and are not read again.
+    Files in *fresh* were read just now and are not read again.
     """
     texts: list[PromptText] = []
     for full_id, digest, importer in prompt_order(session.record.active):

@@ -53,12 +53,9 @@ class Target:
 
 
 async def find_target(core: Core, call: Call, ref: str | None) -> Target:
-    """Return the loaded skill *ref* means, the one loaded last when it is None or blank.
+    """Return the loaded skill *ref* means, or one that came along with it; the one loaded last without *ref*.
 
-    The files of a skill that came along with a loaded one can be read as well.
-
-    Raises:
-        ToolCallRefused: `no_active_skills`, `skill_not_found` or `skill_not_active`, in this order.
+    Raises `no_active_skills`, `skill_not_found` or `skill_not_active`, in this order.
     """
     session = await core.gated_session(call)
     record = session.record
@@ -110,8 +107,7 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
 def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
     """Return the bytes of a file below the skill's folder, opened part by part.
 
-    Raises:
-        ToolCallRefused: `path_denied`, `resource_not_found`, `not_a_file`, `too_large` or `skill_unreadable`.
+    Raises `path_denied`, `resource_not_found`, `not_a_file`, `too_large` or `skill_unreadable`.
     """
     content = far_content(skill)
     if content is not None:
@@ -125,11 +121,7 @@ def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
 
 
 def check_script(skill: Skill, clean: str, limit: int) -> None:
-    """Check that the script exists; the files of a skill on another host are not fetched before the run is approved.
-
-    Raises:
-        ToolCallRefused: As `skill_file`.
-    """
+    """Raise as `skill_file` when there is no such script; far files are not fetched before a run is approved."""
     content = far_content(skill)
     if content is None:
         skill_file(skill, clean, limit)
@@ -230,11 +222,7 @@ async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
 
 
 def fresh_tree(skill: Skill) -> str:
-    """Return the digest over the skill's files as they are now.
-
-    Raises:
-        ToolCallRefused: `skill_unreadable` when a file cannot be read.
-    """
+    """Return the digest over the skill's files as they are now; raises `skill_unreadable`."""
     try:
         return skill.tree_digest()
     except FileRefused as error:

@@ -92,11 +92,7 @@ class PreparedRun:
 
 
 def check_shape(core: Core, run: Run) -> None:
-    """Check the shape of a call.
-
-    Raises:
-        ToolCallRefused: `invalid_argument`.
-    """
+    """Raise `invalid_argument` with everything that is wrong with the shape of a call."""
     limits = core.config.limits
     problems: list[tuple[str, str]] = []
     if not run.path.strip():
@@ -123,9 +119,7 @@ def check_shape(core: Core, run: Run) -> None:
 async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     """Run a script of a loaded skill.
 
-    Raises:
-        ToolCallRefused: In the order session, enabled, shape, active, skill, path, existence, suffix, deny hook,
-            approval, executor.
+    Refused in the order session, enabled, shape, active, skill, path, existence, suffix, deny hook, approval, executor.
     """
     await core.record(call.session_id)
     executor = core.config.executor
@@ -154,12 +148,9 @@ _SHELL: Final = re.compile(r"[|&;<>]|\d?>")
 
 
 def _split_command_line(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
-    """Split a command line in `path` into script and arguments, and return a note that says so.
+    """Split a command line in `path`, as models write it, into script and arguments, and return a note that says so.
 
-    Models write `path: "scripts/a.py --flag"`; the run is returned as it is unless the first word alone names a script.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` when it holds what only a shell would understand.
+    The run stays as it is unless the first word alone names a script; shell operators are refused.
     """
     limit = core.config.limits.max_read_bytes
     if not any(char.isspace() for char in run.path.strip()) or _is_script(skill, run.path, limit):
@@ -315,11 +306,9 @@ def _inputs(call: Call) -> tuple[InputFile, ...]:
 
 
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
-    """Run *request* and return what the program did.
+    """Run *request*; a failure that is no fault of the program is refused and says so.
 
-    Raises:
-        ToolCallRefused: `executor_unavailable`, `executor_failed` or `interpreter_missing`; each says that the script
-            is not to blame.
+    Raises `executor_unavailable`, `executor_failed` or `interpreter_missing`.
     """
     try:
         result = await executor.run(request)

@@ -140,12 +140,7 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
     """Bring a session back under the gate as it is now; the sequence of its skills stays.
 
     Anybody may have edited a snapshot, so it only says which skills were loaded: their texts come from this runtime's
-    store or from the skill's own file.
-
-    Raises:
-        SessionError: `session_exists` when the id is taken and nothing may be overwritten.
-        BadRequest: `snapshot_unsupported` when a text does not have its digest; `snapshot_untrusted` when the snapshot
-            is of another consumer, or brings a text that neither the store nor the skill's file has.
+    store or from the skill's own file. Raises as `SkillRuntime.restore`.
     """
     for digest, text in snapshot.bodies.items():
         if text_digest(text) != digest:
@@ -197,8 +192,7 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
 async def _has_text(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]) -> bool:
     """Whether this runtime has the text of *digest* for *skill* itself: in its store, or as the file is now.
 
-    Raises:
-        BadRequest: `snapshot_untrusted` when only the snapshot has it.
+    Raises `snapshot_untrusted` when only the snapshot has it.
     """
     try:
         body = await core.body(skill, digest)

@@ -34,11 +34,7 @@ def anthropic_tools(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
 async def dispatch(runtime: SkillRuntime, session_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one tool call in either form and return the result message or block in the same form.
 
-    Args:
-        runtime: Answers.
-        session_id: The conversation.
-        call: An entry of `tool_calls` (chat completions) or a `tool_use` block (messages). Arguments may be an object or
-            its JSON text in both, as servers differ; anything else is answered `invalid_argument`.
+    It is an entry of `tool_calls` or a `tool_use` block; arguments may be an object or its JSON text in both.
 
     Raises:
         ToolCallRefused: `invalid_argument` when *call* has neither form.

@@ -116,7 +116,7 @@ def without(entries: Iterable[LoadedSkill], ids: Collection[str]) -> tuple[Loade
 def prompt_order(entries: Sequence[LoadedSkill]) -> tuple[tuple[str, str, str | None], ...]:
     """Return `(full id, digest, importer or None)`: imports once each, before their first importer.
 
-    A skill that is loaded itself is shown as loaded: at its own position unless an earlier one imports it, and then there.
+    A loaded skill is shown as loaded: at its own position unless an earlier one imports it, and then there.
     """
     loaded = {entry.id: entry for entry in entries}
     listed_ids: set[str] = set()
@@ -145,11 +145,7 @@ def iso(moment: datetime) -> str:
 
 
 def from_iso(text: str) -> datetime:
-    """Return the moment *text* names; only the form written by `iso` (fraction optional) is taken.
-
-    Raises:
-        BadRequest: *text* is no UTC ISO-8601 time.
-    """
+    """Return the moment *text* names in the form of `iso` (fraction optional); raises `snapshot_unsupported`."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

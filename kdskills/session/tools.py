@@ -114,14 +114,9 @@ I = TypeVar("I", bound=_Input)  # noqa: E741 - the one input model a call parses
 
 
 def parse(model: type[I], arguments: Mapping[str, Any] | str) -> I:
-    """Return *arguments* as *model*.
+    """Return *arguments*, a mapping or JSON text, as *model*.
 
-    Args:
-        model: One of `INPUTS`.
-        arguments: A mapping, or JSON text as a model wrote it.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` with one JSON pointer and problem per finding.
+    Raises `invalid_argument` with one JSON pointer and problem per finding.
     """
     try:
         return model.model_validate_json(arguments) if isinstance(arguments, str) else model.model_validate(arguments)
@@ -201,11 +196,7 @@ def dotted(tool: str) -> str | None:
 
 
 async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
-    """Do what one tool call asks.
-
-    Raises:
-        KdskillsError: Any code of the tools' table, and those of sessions.
-    """
+    """Do what one tool call asks; raises any code of the tools' table, and those of sessions."""
     await core.record(call.session_id)
     model = INPUTS[tool]
     if tool == "skills.run_script" and not core.config.run_scripts:
@@ -226,10 +217,9 @@ async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any]
 
 
 async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> ToolReply:
-    """Answer a tool call as the model reads it; refusals become replies.
+    """Answer a tool call as the model reads it; cancellation is raised.
 
-    Errors of the calling program (`session_not_found`, `conflict`) become replies as well, so that each call has
-    exactly one answer; cancellation is raised.
+    Refusals and errors of the calling program become replies, so that each call has exactly one answer.
     """
     tool_id = dotted(tool)
     if tool_id is None:
@@ -290,10 +280,7 @@ _USES: Final = {
 def rules_text(tools: Sequence[str], *, style: str = "safe", offered: bool = True) -> str:
     """Return the base rules, naming exactly *tools* in their spelling; `""` when there are none.
 
-    Args:
-        tools: Dotted ids, of the four tools.
-        style: `safe` or `dotted`.
-        offered: False when bodies arrive as tool results.
+    *offered* is False when bodies arrive as tool results.
     """
     tool_ids = [tool for tool in INPUTS if tool in tools]
     if not tool_ids:

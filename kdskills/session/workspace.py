@@ -29,13 +29,9 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 def clean_path(path: str) -> str:
-    """Return *path* without a leading `./`, doubled and trailing slashes.
+    """Return *path* without a leading `./`, doubled and trailing slashes; it is never URL-decoded.
 
-    The text is never URL-decoded: `%2e%2e` is a file name like any other.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` for a blank path; `path_denied` with its reason for any form never
-            followed, even where it would stay inside.
+    Raises `invalid_argument` for a blank path, `path_denied` for any form never followed, even where it stays inside.
     """
     if not path.strip():
         raise invalid("the path is blank", ("/path", "must not be blank"))
@@ -59,11 +55,7 @@ def clean_path(path: str) -> str:
 
 
 def script_path(path: str) -> str:
-    """Return the clean path of a script, which must lie below `scripts/`.
-
-    Raises:
-        ToolCallRefused: As `clean_path`, in that order, then `outside_scripts`.
-    """
+    """Return the clean path of a script below `scripts/`; raises as `clean_path`, then `outside_scripts`."""
     clean = clean_path(path)
     first, _, inner = clean.partition("/")
     if first != "scripts" or not inner:

@@ -115,13 +115,7 @@ class CallGuard:
         return _verdict(count), first
 
     def answered(self, key: str, text: str, *, reads: bool) -> tuple[Verdict, int]:
-        """Note the answer of a call that was run; return what to do with it and the step of the first such answer.
-
-        Args:
-            key: The call.
-            text: What it answered.
-            reads: Whether it only looked, and changed nothing.
-        """
+        """Note the answer of a call that was run; return what to do with it and the step of the first such answer."""
         # how long a run took does not make it another answer
         answer = hashlib.sha256(_DURATION.sub("", text).encode("utf-8", "surrogatepass")).hexdigest()
         called = next((earlier for earlier in reversed(self._history) if earlier.key == key), None)
@@ -137,10 +131,9 @@ class CallGuard:
         return _verdict(count), first
 
     def _rounds(self, key: str) -> tuple[int, _PastCall | None]:
-        """Return how often the last calls repeated one round with the same answers, and the round's first call.
+        """Return how often the last calls repeated one round with the same answers, and its first call, or (0, None).
 
-        A round is 2 to `ROUND` calls of which *key*, the call to come, would be the first again; (0, None) when there
-        is none.
+        A round is 2 to `ROUND` calls of which *key*, the call to come, would be the first again.
         """
         history = self._history
         for length in range(2, ROUND + 1):
@@ -286,16 +279,9 @@ class TurnDispatcher:
         self.answered: list[CallAnswer] = []
 
     async def run(self, calls: Sequence[ToolCall], *, step: int, room: int) -> list[CallAnswer]:
-        """Return one answer per call, in call order.
+        """Return one answer per call, in call order; beyond *room* calls they are answered `budget_exceeded`.
 
-        Args:
-            calls: The calls of one reply.
-            step: The step they belong to.
-            room: How many more calls the turn may make; the rest are answered `budget_exceeded`.
-
-        Raises:
-            asyncio.CancelledError: The turn was cancelled; `answered` holds an answer for every call by then.
-            ReplayError: A recording did not fit what a tool asked a model; likewise.
+        When cancelled, or for a ReplayError, `answered` holds an answer for every call before it is raised.
         """
         answers: dict[str, CallAnswer] = {}
         checked_calls: list[CheckedCall] = []

@@ -183,8 +183,7 @@ class TurnResult(Form):
 def transcript_rows(path: StrPath) -> Iterator[dict[str, Any] | None]:
     """Give the events of a transcript as they stand in its lines; a last line cut by a crash is given as None.
 
-    Raises:
-        BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
+    Raises BadRequest: the file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
     """
     try:
         with path_argument(path, "path").open(encoding="utf-8", newline="\n") as lines:

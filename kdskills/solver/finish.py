@@ -73,8 +73,7 @@ def open_workspace(
 ) -> FolderWorkspace:
     """Make the folder of a turn, with *files* copied in and *data* seen read-only as `data/`.
 
-    Raises:
-        BadRequest: A file is missing, no regular file, named twice, or too large together with the others.
+    Raises BadRequest for a file that is missing, no regular file, named twice, or too large together with the others.
     """
     named_files = [_name_and_content(file) for file in files]
     names = [name for name, _ in named_files]
@@ -159,10 +158,7 @@ def _bad(name: str, problem: str) -> BadRequest:
 async def finish(turn: Turn) -> TurnResult:
     """End *turn*: build its result, tell plugins, emit the last event, close the bus.
 
-    Cancelling does not interrupt it: a turn that is cancelled once more still ends with its last event.
-
-    Raises:
-        asyncio.CancelledError: The turn was cancelled meanwhile; it has ended all the same.
+    Cancelling does not interrupt it; it is raised when the turn has ended.
     """
     ending = asyncio.ensure_future(_finish(turn))
     cancelled: asyncio.CancelledError | None = None

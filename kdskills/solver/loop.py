@@ -43,12 +43,6 @@ def compact(
 
     Old results become one line naming tool, size and step, oldest first, until the rest fits. Messages with a pin in
     *pins* stay byte-equal, and so do user and assistant messages, so each call keeps its result.
-
-    Args:
-        messages: The append-only history.
-        pins: `skill:<id>@<digest>` of what is active.
-        budget: Tokens to fit into; what cannot be shortened may exceed it.
-        count: Counts tokens of a text.
     """
     view = list(messages)
     tokens = sum(_size(message, count) for message in view)
@@ -170,12 +164,7 @@ class Loop:
         self._elided = 0
 
     async def run(self) -> None:
-        """Run to the end; the outcome stands in the log.
-
-        Raises:
-            ModelFailed: The provider failed for good.
-            ReplayError: A recording does not fit.
-        """
+        """Run to the end; the outcome stands in the log. Raises ModelFailed and ReplayError."""
         log, settings = self._log, self._settings
         log.messages.append(Message("user", self._turn.request))
         empty = False

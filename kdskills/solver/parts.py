@@ -85,11 +85,7 @@ class Wiring(Protocol):
 
 
 def default_wiring() -> Wiring:
-    """Return the wiring of the installed Host.
-
-    Raises:
-        UnknownName: No entry point of group `kdskills.wiring` is installed.
-    """
+    """Return the wiring of the installed Host; raises UnknownName when no entry point of `kdskills.wiring` is there."""
     points = {point.name: point for point in entry_points(group=GROUP)}
     if not points:
         message = f"no entry point of group {GROUP} is installed: pass wiring= or reinstall kdskills"

@@ -71,19 +71,10 @@ class PreviewWiring:
 async def preview(
     wiring: Wiring, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str, executor: str
 ) -> tuple[ModelRequest, tuple[Diagnostic, ...]]:
-    """Return what a solver over *bundle* would send first, and what is not as it would be.
+    """Return what a solver over *bundle* would send first, and what is not as it would be; its `tools.py` runs.
 
-    Args:
-        wiring: Makes models and engines.
-        bundle: The bundle; its `tools.py` runs, as in a turn.
-        consumer: Who decides.
-        skills: Skills loaded before the first decision.
-        model: Model string, whose context window bounds the catalog.
-        executor: Name of the engine.
-
-    Raises:
-        ToolCallRefused: A skill cannot be loaded.
-        KdskillsError: As opening a `SolverSystem` raises.
+    *model* says the context window that bounds the catalog. Raises as opening a `SolverSystem`, and for skills that
+    cannot be loaded.
     """
     silent = cast("Wiring", PreviewWiring(wiring))
     findings: tuple[Diagnostic, ...] = ()

@@ -46,13 +46,10 @@ def whole_text(text: str) -> str:
 
 
 async def within(work: Coroutine[Any, Any, T], limit: float, grace: float) -> T:
-    """Return what *work* gives within *limit* seconds.
+    """Return what *work* gives within *limit* seconds, else raise TookTooLong.
 
     When the time is up or the caller is cancelled, *work* is cancelled and waited for at most *grace* seconds: what
     ignores its cancellation is left behind.
-
-    Raises:
-        TookTooLong: The time is up.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -165,11 +162,7 @@ class SolverTool:
         return ToolSpec(safe_name(self.id), self.description, schema, self.id)
 
     def parse(self, raw: str) -> BaseModel:
-        """Return the arguments in the JSON text *raw*.
-
-        Raises:
-            ToolCallRefused: `invalid_argument`, with JSON pointers and the schema.
-        """
+        """Return the arguments in the JSON text *raw*; raises `invalid_argument` with JSON pointers and the schema."""
         try:
             return self.input_model.model_validate_json(raw or "{}")
         except ValidationError as error:
@@ -288,8 +281,7 @@ def as_tool(entry: object, *, of_bundle: bool = False) -> SolverTool:
 def load_bundle_tools(path: Path) -> tuple[SolverTool, ...]:
     """Return the tools of a bundle's `tools.py`: trusted code, run in a namespace of its own, outside `sys.modules`.
 
-    Raises:
-        BundleError: It raises, or has no list `TOOLS` (`bundle_tools_failed`, with file and line).
+    Raises BundleError `bundle_tools_failed`, with file and line.
     """
     namespace: dict[str, Any] = {"__name__": "kdskills_bundle_tools", "__file__": str(path)}
     try:

@@ -141,9 +141,7 @@ class Turn:
     async def ask(self, step: int, request: ModelRequest) -> TimedReply:
         """Ask the model of a role, as a step of this turn; a call that failed with a retryable error is tried again.
 
-        Raises:
-            ModelFailed: The provider failed for good; `context_full` when the request does not fit.
-            ReplayError: A recording does not fit.
+        Raises ModelFailed for good (`context_full` when the request does not fit), and ReplayError.
         """
         settings, pacing, redactor = self.parts.settings, self.parts.pacing, self.bus.redactor
         provider, emit = self.parts.model(request.role), partial(self.bus.emit, step=step, role=request.role)

@@ -67,11 +67,7 @@ Ref = SkillRef | SourceRef | TurnFileRef
 
 
 def parse_ref(text: str) -> Ref:
-    """Return what *text* asks for.
-
-    Raises:
-        ToolCallRefused: `invalid_ref`, saying which forms there are.
-    """
+    """Return what *text* asks for; raises `invalid_ref`, saying which forms there are."""
     kind, colon, target = text.strip().partition(":")
     target = target.strip()
     if colon and kind == "src":

@@ -45,10 +45,7 @@ def below(uri: str, *parts: str) -> str:
 
 
 def locate(uri: str, mounts: Mapping[str, str]) -> Path | None:
-    """Return where *uri* is on this host, or None when no mount covers it.
-
-    A URI with `.` or `..` among its components is nowhere: it could lead out of its mount.
-    """
+    """Return where *uri* is on this host, or None: no mount covers it, or `.` or `..` could lead out of its mount."""
     scheme, parts = split_uri(uri)
     if {".", ".."} & set(parts) or any("\0" in part for part in parts):
         return None
@@ -100,11 +97,7 @@ class Exported(NamedTuple):
     uris: Mapping[str, str]
 
     def admit(self, consumer: str | None, tools: frozenset[str] | None, include_internal: bool) -> None:
-        """Check that the export holds every answer of the requested view.
-
-        Raises:
-            PolicyUnavailable: Another consumer, further tools or internal skills, whose answers were not exported.
-        """
+        """Raise PolicyUnavailable unless the export holds every answer of the requested view."""
         if self.complete:
             return
         requested = "an anonymous consumer" if consumer is None else repr(consumer)
@@ -193,16 +186,9 @@ def export_view(
     include_internal: bool = False,
     scope: Literal["view", "subsystem"] = "view",
 ) -> dict[str, Any]:
-    """Return the export of one consumer's view, or of a whole subsystem.
+    """Return the export of a view, or of a whole subsystem: with the rules of every consumer.
 
-    Args:
-        state: The moment the view was taken at.
-        skills: What the view grants, with private dependencies; all skills of a subsystem.
-        refused: `{full id: code}` of everything else.
-        consumer: Whose view it is.
-        tools: The consumer's tools.
-        include_internal: Whether the internal namespace is open.
-        scope: A subsystem is exported with the rules of every consumer.
+    *skills* are what the view grants with private dependencies; *refused* says `{full id: code}` of everything else.
     """
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
     present = [each for each in state.snapshot.roots if each.present and each.root.listing is None]
@@ -328,11 +314,7 @@ class Export(NamedTuple):
     exported: Exported
 
     def root_of(self, uri: str) -> SkillRoot:
-        """Return the root a skill's URI lies below: the longest that fits.
-
-        Raises:
-            DescriptorError: No root of the export does.
-        """
+        """Return the root a skill's URI lies below, the longest that fits; raises DescriptorError."""
         scheme, parts = split_uri(uri)
         starts = [(split_uri(entry.root.uri), entry.root) for entry in self.roots]
         fitting = [
@@ -349,11 +331,7 @@ def is_export(value: Mapping[str, Any]) -> bool:
 
 
 def read_export(value: Mapping[str, Any]) -> Export:
-    """Understand an export.
-
-    Raises:
-        DescriptorError: `export_invalid`, or what is wrong with the rules in it.
-    """
+    """Understand an export; raises DescriptorError: `export_invalid`, or what is wrong with the rules in it."""
     inner = value.get(EXPORT_KEY, value)
     content: dict[str, Any] = _typed({"": inner}, "", dict, "the export")
     descriptor = SkillsDescriptor.from_json(

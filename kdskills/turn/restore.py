@@ -100,12 +100,7 @@ class RestoredRegistry:
         self._generation = 0
 
     def snapshot(self) -> Snapshot:
-        """Return the skills; the first call reads and compares them.
-
-        Raises:
-            RootMissing: A root or skill is not there.
-            RootChanged: A root or skill has another digest.
-        """
+        """Return the skills; the first call reads and compares them. Raises RootMissing or RootChanged."""
         with self._lock:
             if self._current is None:
                 self._generation += 1

@@ -310,11 +310,7 @@ _ACTIVE: ContextVar[Activation | None] = ContextVar("kdskills_active", default=N
 
 
 def current() -> Activation:
-    """Return what is in force here.
-
-    Raises:
-        NoActiveSkills: Nothing is; none is made up.
-    """
+    """Return what is in force here; raises NoActiveSkills, none is made up."""
     active = _ACTIVE.get()
     if active is None:
         raise NoActiveSkills("no skills are active here: use subsystem.activate(...), or bound(fn) for threads")

@@ -132,13 +132,7 @@ class SkillView:
     def gate(
         self, ref: str, *, by: By = "model", numbers: Mapping[str, str] | None = None, names: bool = True
     ) -> Granted | Refused:
-        """Do what `resolve` does with other short ids, or without this view's names.
-
-        Args:
-            ref: The reference.
-            by: Who starts the skill.
-            numbers: `{"SK1": full id}` to use instead of `short_ids`.
-            names: Whether `names` are tried.
+        """Do what `resolve` does with other short ids (*numbers*), or without this view's *names*.
 
         Raises:
             ValueError: *by* is none of `model`, `user`, `code`.
@@ -170,12 +164,7 @@ class SkillView:
         return parsed.full_id(), "full_id" if parsed.kind == "full" else "bare_id"
 
     def closure(self, refs: Iterable[str] | str, *, by: By = "model") -> Closure:
-        """Return everything *refs* bring along, dependencies first, each once.
-
-        Args:
-            refs: References; a string is one.
-            by: Who starts the skills.
-        """
+        """Return everything *refs* (a string is one) bring along, dependencies first, each once."""
         answers = [self.gate(ref, by=by) for ref in ((refs,) if isinstance(refs, str) else refs)]
         return self.join(answers)
 
@@ -250,11 +239,7 @@ class SkillView:
         return tuple(entries)
 
     def picker(self, patterns: Iterable[str] | str | None = None) -> list[PickerEntry]:
-        """Return what a person chooses from: without hidden, internal and agent-only skills.
-
-        Args:
-            patterns: Rules to narrow it by; None for all of it.
-        """
+        """Return what a person chooses from, narrowed by *patterns*: no hidden, internal or agent-only skills."""
         return picker_of(self.skills.values(), patterns)
 
     @cached_property
