@@ -41,14 +41,7 @@ from kdskills.session.receipts import (
 )
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.snapshots import SessionSnapshot
-from kdskills.session.source import (
-    Gate,
-    GateOf,
-    Locations,
-    SkillCatalog,
-    Subsystem,
-    frozen,
-)
+from kdskills.session.source import Gate, GateOf, Locations, SkillCatalog, Subsystem, frozen
 from kdskills.session.store import MemoryStore, SessionHead, SessionRecord, SessionStore
 from kdskills.session.threads import LoopThread
 from kdskills.session.tools import Catalogs, instructions
