@@ -273,7 +273,7 @@ class TurnDispatcher:
 
     def __init__(self, turn: Turn, offered: Sequence[str] = ()) -> None:
         self._turn = turn
-        self._guard = CallGuard()
+        self.guard = CallGuard()
         self._diverged: ReplayError | None = None
         self.offered = frozenset(offered)
         self.answered: list[CallAnswer] = []
@@ -296,7 +296,7 @@ class TurnDispatcher:
                 running = [checked for checked in group if self._admitted(checked, step, answers)]
                 await self._group(running, answers)
                 if any(answers[checked.call.id].changed for checked in group):
-                    self._guard.state_changed()
+                    self.guard.state_changed()
         except BaseException:  # raised again: every call of the reply has an answer
             for call in calls:
                 if call.id not in answers:
@@ -332,7 +332,7 @@ class TurnDispatcher:
 
     def _admitted(self, ready: CheckedCall, step: int, answers: dict[str, CallAnswer]) -> bool:
         """Whether a call goes ahead; one that only repeats another without a change of state is answered."""
-        verdict, first = self._guard.admit(canonical(ready.tool_id, ready.raw), step)
+        verdict, first = self.guard.admit(canonical(ready.tool_id, ready.raw), step)
         if verdict == "run":
             return True
         words = f"this very call was made before and nothing has changed; its answer stands in step {first}"
@@ -342,7 +342,7 @@ class TurnDispatcher:
     def _new(self, ready: CheckedCall, answer: CallAnswer) -> CallAnswer:
         """Return *answer*, or a refusal when a read gave the same text as an earlier step."""
         reads = ready.tool_id in READS and answer.ok and not answer.changed
-        verdict, first = self._guard.answered(canonical(ready.tool_id, ready.raw), answer.text, reads=reads)
+        verdict, first = self.guard.answered(canonical(ready.tool_id, ready.raw), answer.text, reads=reads)
         if verdict == "run":
             return answer
         words = f"this was read before and has not changed; its text stands in step {first}"
@@ -351,10 +351,6 @@ class TurnDispatcher:
     def _repeated(self, ready: CheckedCall, verdict: Verdict, words: str, step: int) -> CallAnswer:
         refusal = self._refused(ready.call, ready.tool_id, "repeated_call", words, step=step)
         return replace(refusal, stuck="repeated_call" if verdict == "stuck" else None)
-
-    def history_cut(self) -> None:
-        """Note that the history was shortened: the model no longer sees old answers, and may read them again."""
-        self._guard.history_cut()
 
     def _check(self, call: ToolCall, *, in_budget: bool) -> CheckedCall | CallAnswer:
         """Return the checked call, or the refusal that answers it."""
@@ -378,11 +374,11 @@ class TurnDispatcher:
                 except ToolCallRefused as mistake:
                     error = mistake
                 else:
-                    self._guard.valid(name)
+                    self.guard.valid(name)
                     return CheckedCall(call, name, raw, tool, arguments)
             form = schema(name) if tool is None else dict(tool.spec().input_schema)
             refusal = self._failed(call, name, error, schema=form)
-        return replace(refusal, stuck="invalid_argument") if self._guard.invalid(name) else refusal
+        return replace(refusal, stuck="invalid_argument") if self.guard.invalid(name) else refusal
 
     def _name(self, call: ToolCall) -> str:
         tool = self._turn.parts.tools.get(call.tool)

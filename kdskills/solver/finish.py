@@ -75,12 +75,13 @@ def open_workspace(
 
     Raises BadRequest for a file that is missing, no regular file, named twice, or too large together with the others.
     """
+    mounts = {"data": data} if data is not None and data.is_dir() else {}
     named_files = [_name_and_content(file) for file in files]
     names = [name for name, _ in named_files]
     for name in names:
         if names.count(name) > 1:
             raise _bad(name, "two files have this name")
-        if data is not None and name.partition("/")[0] == "data":
+        if name.partition("/")[0] in mounts:
             raise _bad(name, "data/ holds the bundle's own files")
     if len(named_files) > MAX_FILES:
         raise _bad(names[MAX_FILES], f"at most {MAX_FILES} files can be handed in")
@@ -93,7 +94,6 @@ def open_workspace(
     except BaseException:  # raised again: nothing half-copied stays
         shutil.rmtree(root)
         raise
-    mounts = {"data": data} if data is not None and data.is_dir() else {}
     return FolderWorkspace(root, mounts=mounts, protected=names)
 
 

@@ -260,7 +260,7 @@ class Loop:
         if elided:
             self._turn.bus.emit(HistoryElided, messages=elided)
         if elided > self._elided:  # what was read before may no longer stand in the history: it may be read again
-            self._dispatcher.history_cut()
+            self._dispatcher.guard.history_cut()
         self._elided = elided
         return view
 

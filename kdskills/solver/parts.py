@@ -1,4 +1,4 @@
-"""What the turns of one system share, how far each may go, and what one turn keeps count of.
+"""What a solver works by, how far each turn may go, and what one turn keeps count of.
 
 What a solver needs of a Host is a protocol here, so that no import points upwards: the Host's own wiring comes from
 `kdskills.app`, by the entry point `default` of group `kdskills.wiring`.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -18,22 +18,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, ca
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, UnknownName
 from kdskills.models import Message, ModelProvider, Redactor, Usage
 from kdskills.session.config import ScriptEnv
-from kdskills.session.tools import INPUTS
 from kdskills.solver.events import SkillUse, Step, TokenUsage, TurnStatus
 from kdskills.solver.tools import whole_text
 
 if TYPE_CHECKING:
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
-    from kdskills.session import SkillRuntime
-    from kdskills.session.approval import AccessRequest, Approver, Denial
-    from kdskills.solver.bus import Sink
+    from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver.events import TurnResult
-    from kdskills.solver.tools import SolverTool, ToolTable
+    from kdskills.solver.tools import SolverTool
     from kdskills.solver.turn import Turn
     from kdskills.turn import SkillsSubsystem
 
@@ -203,50 +199,10 @@ class SolverSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Pacing:
-    """How retries wait; tests bring a clock of their own.
-
-    Attributes:
-        sleep: Waits for seconds.
-        jitter: Gives a number from 0 to 1.
-    """
+    """How retries wait; tests bring a clock of their own. `jitter` gives a number from 0 to 1."""
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     jitter: Callable[[], float] = random.random
-
-
-@dataclass(frozen=True)
-class SolverParts:
-    """The objects behind a `SolverSystem`; `executor` is None when scripts and generated code are off."""
-
-    bundle: Bundle
-    subsystem: SkillsSubsystem
-    runtime: SkillRuntime
-    settings: SolverSettings
-    wiring: Wiring
-    tools: ToolTable
-    models: Mapping[str, ModelProvider]
-    executor: Executor | None = None
-    profile: str | None = None
-    sinks: Sequence[Sink] = ()
-    approve: Approver | None = None
-    pacing: Pacing = field(default_factory=Pacing)
-
-    @property
-    def tool_ids(self) -> tuple[str, ...]:
-        """Ids of every tool of a turn; skills that require a tool not among them are refused."""
-        skill_tools = tuple(tool for tool in INPUTS if tool != "skills.run_script" or self.executor is not None)
-        return (*skill_tools, *self.tools.ids)
-
-    def model(self, role: str) -> ModelProvider:
-        """Return the provider of a role; roles without one of their own use the decision model."""
-        return self.models.get(role) or self.models[DECISION]
-
-    def learn(self, redactor: Redactor, secrets: Iterable[str]) -> None:
-        """Mask *secrets* from now on: in a turn's events by its *redactor*, and in the recordings of providers."""
-        secret_values = tuple(secrets)
-        for masker in (redactor, *map(redactor_of, self.models.values())):
-            if masker is not None:
-                masker.add(*secret_values)
 
 
 def redactor_of(provider: ModelProvider) -> Redactor | None:

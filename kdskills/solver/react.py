@@ -45,11 +45,9 @@ from kdskills.solver.turn import Turn
 from kdskills.sources import SourcesPool
 
 if TYPE_CHECKING:
-    from kdskills.session import Session
+    from kdskills.session import Session, SkillRuntime
     from kdskills.session.receipts import SessionEvent
     from kdskills.session.workspace import FolderWorkspace
-    from kdskills.solver.bus import EventBus
-    from kdskills.solver.parts import SolverParts
     from kdskills.solver.system import SolverSystem
 
 
@@ -206,17 +204,15 @@ class ReactSolver:
         Inside, `get_active_skills_subsystem()` is the system's; `work` runs the loop, `Turn.generate` a generator. With
         a *reader*, which gets every event, replies are read piece by piece.
         """
-        parts = self.system.parts
+        system, runtime = self.system, self.system.runtime
         check_request(request)
         turn_id = uuid7()
-        data = parts.bundle.root / "data"
-        make = partial(
-            open_workspace, turn_id, work_dir=parts.settings.work_dir, data=data if data.is_dir() else None, files=files
-        )
+        data, work_dir = system.bundle.root / "data", system.settings.work_dir
+        make = partial(open_workspace, turn_id, work_dir=work_dir, data=data, files=files)
         workspace = await in_thread(make, undo=lambda made: asyncio.to_thread(discard, made))
         try:
-            session = await self._session(parts, session_id)
-            turn = _turn(parts, turn_id, request, self.consumer, session, workspace)
+            session = await self._session(runtime, session_id)
+            turn = _turn(system, turn_id, request, self.consumer, session, workspace)
         except BaseException:  # raised again: no folder of a turn that never began
             discard(workspace)
             raise
@@ -224,7 +220,7 @@ class ReactSolver:
             turn.bus.reader(reader)
             turn.streaming = True
         turn.bus.open()
-        with parts.subsystem.activate(self.consumer, tools=turn.view.tools):
+        with system.subsystem.activate(self.consumer, tools=turn.view.tools):
             failure: BaseException | None = None
             try:
                 await _begin(turn, skills)
@@ -238,21 +234,21 @@ class ReactSolver:
                 if isinstance(failure, KdskillsError):
                     failure.result = result
 
-    async def _session(self, parts: SolverParts, session_id: str | None) -> Session:
+    async def _session(self, runtime: SkillRuntime, session_id: str | None) -> Session:
         session: Session | None = None
         if session_id is not None:
             try:
-                session = await parts.runtime.get_session(session_id)
+                session = await runtime.get_session(session_id)
             except SessionError as error:
                 if error.code != "session_not_found":
                     raise
         if session is None:
             try:
-                return await parts.runtime.create_session(session_id, consumer=self.consumer)
+                return await runtime.create_session(session_id, consumer=self.consumer)
             except SessionError as error:
                 if session_id is None or error.code != "session_exists":
                     raise
-            session = await parts.runtime.get_session(session_id)  # another turn opened it a moment ago
+            session = await runtime.get_session(session_id)  # another turn opened it a moment ago
         if session.consumer != self.consumer:
             message = f"session {session.id!r} belongs to {session.consumer!r}, not {self.consumer!r}"
             raise BadRequest(message, session_id=session.id)
@@ -260,29 +256,29 @@ class ReactSolver:
 
 
 def _turn(
-    parts: SolverParts, turn_id: str, request: str, consumer: str, session: Session, workspace: FolderWorkspace
+    system: SolverSystem, turn_id: str, request: str, consumer: str, session: Session, workspace: FolderWorkspace
 ) -> Turn:
-    settings = parts.settings
+    settings = system.settings
     redactor = Redactor(settings.secret_values())
     transcript = None if settings.transcripts is None else settings.transcripts / f"{turn_id}.jsonl"
-    bus = EventBus(turn_id, session.id, redactor=redactor, sinks=parts.sinks, transcript=transcript)
+    bus = EventBus(turn_id, session.id, redactor=redactor, sinks=system.sinks, transcript=transcript)
 
     def merged(full_id: str, result: object) -> None:
         added_sids, merged_sids = getattr(result, "added", ()), getattr(result, "merged", ())
         bus.emit(SourcesMerged, skill=full_id, added=tuple(added_sids), merged_sids=tuple(merged_sids))
 
-    sources = TurnSources(SourcesPool(), merged, key=parts.wiring.source_key, found=bus.diagnose)
-    view = parts.subsystem.view(consumer, tools=parts.tool_ids)
+    sources = TurnSources(SourcesPool(), merged, key=system.wiring.source_key, found=bus.diagnose)
+    view = system.subsystem.view(consumer, tools=system.tool_ids)
     scope = TurnScope(
         view=view,
         workspace=workspace,
         sources=sources,
         base=settings.base_text,
-        budget=Budget.of(parts.model(DECISION).context_window),
+        budget=Budget.of(system.model(DECISION).context_window),
         events=relay_to(bus),
-        secrets=partial(parts.learn, redactor),
+        secrets=partial(system.learn, redactor),
     )
-    return Turn(turn_id, request, consumer, parts, session.within(scope), view, sources, workspace, bus)
+    return Turn(turn_id, request, consumer, system, session.within(scope), view, sources, workspace, bus)
 
 
 async def _begin(turn: Turn, skills: Sequence[str]) -> None:

@@ -19,26 +19,6 @@ if TYPE_CHECKING:
     from kdskills.session.receipts import ActiveSkill
 
 TRACER = "kdskills.solver"
-OPERATION = "gen_ai.operation.name"
-PROVIDER = "gen_ai.provider.name"
-AGENT = "gen_ai.agent.name"
-CONVERSATION = "gen_ai.conversation.id"
-REQUEST_MODEL = "gen_ai.request.model"
-RESPONSE_ID = "gen_ai.response.id"
-RESPONSE_MODEL = "gen_ai.response.model"
-FINISH_REASONS = "gen_ai.response.finish_reasons"
-INPUT_TOKENS = "gen_ai.usage.input_tokens"
-OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-TOOL_NAME = "gen_ai.tool.name"
-TOOL_TYPE = "gen_ai.tool.type"
-TOOL_CALL_ID = "gen_ai.tool.call.id"
-SKILL_NAME = "gen_ai.skill.name"
-SKILL_URI = "gen_ai.skill.source.uri"
-SKILL_RESOURCE = "gen_ai.skill.resource.name"
-SKILL_DIGEST = "kdskills.skill.digest"
-EXIT_CODE = "kdskills.script.exit_code"
-ERROR_TYPE = "error.type"
-OUTPUT_MESSAGES = "gen_ai.output.messages"
 WRAPPERS = frozenset({"json", "json-schema"})
 CAPTURE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
@@ -59,29 +39,45 @@ class Span:
 
     def failed(self, code: str) -> None:
         """Record our error code; messages may hold content and stay out."""
-        self.set({ERROR_TYPE: code})
+        self.set({"error.type": code})
         if self._raw is not None:
             self._raw.set_status(self._failed)
 
     def used(self, input_tokens: int, output_tokens: int) -> None:
         """Record tokens."""
-        self.set({INPUT_TOKENS: input_tokens, OUTPUT_TOKENS: output_tokens})
+        self.set({"gen_ai.usage.input_tokens": input_tokens, "gen_ai.usage.output_tokens": output_tokens})
 
     def replied(self, reply: ModelReply) -> None:
         """Record what is known of a reply."""
         shows_texts = os.environ.get(CAPTURE, "").strip().lower() == "true"
-        self.set({RESPONSE_ID: reply.response_id, RESPONSE_MODEL: reply.model or None})
-        self.set({FINISH_REASONS: [reply.finish_reason] if reply.finish_reason else None})
-        self.set({OUTPUT_MESSAGES: reply.text if shows_texts else None})
+        facts = {
+            "gen_ai.response.id": reply.response_id,
+            "gen_ai.response.model": reply.model or None,
+            "gen_ai.response.finish_reasons": [reply.finish_reason] if reply.finish_reason else None,
+            "gen_ai.output.messages": reply.text if shows_texts else None,
+        }
+        self.set(facts)
         self.used(reply.usage.input, reply.usage.output)
 
     def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
         """Record the skill a skill tool was about: the one it names, else the one loaded last."""
         name = result.get("skill")
         receipt = next((skill.receipt for skill in reversed(active) if name in {None, skill.name}), None)
-        self.set({SKILL_NAME: name, SKILL_RESOURCE: result.get("path"), EXIT_CODE: result.get("exit_code")})
+        self.set(
+            {
+                "gen_ai.skill.name": name,
+                "gen_ai.skill.resource.name": result.get("path"),
+                "kdskills.script.exit_code": result.get("exit_code"),
+            }
+        )
         if receipt is not None:
-            self.set({SKILL_NAME: receipt.name, SKILL_URI: receipt.location, SKILL_DIGEST: receipt.digest})
+            self.set(
+                {
+                    "gen_ai.skill.name": receipt.name,
+                    "gen_ai.skill.source.uri": receipt.location,
+                    "kdskills.skill.digest": receipt.digest,
+                }
+            )
 
 
 @contextmanager
@@ -133,11 +129,22 @@ def _model_span(
     operation: str, subject: str, agent: str, session_id: str, provider: ModelProvider
 ) -> AbstractContextManager[Span]:
     company, model = company_and_model(provider.name)
-    attributes = {OPERATION: operation, AGENT: agent, CONVERSATION: session_id, PROVIDER: company, REQUEST_MODEL: model}
+    attributes = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.agent.name": agent,
+        "gen_ai.conversation.id": session_id,
+        "gen_ai.provider.name": company,
+        "gen_ai.request.model": model,
+    }
     return open_span(f"{operation} {subject}", attributes)
 
 
 def tool_span(tool: str, call_id: str) -> AbstractContextManager[Span]:
     """Open the span of a tool call."""
-    attributes = {OPERATION: "execute_tool", TOOL_NAME: tool, TOOL_TYPE: "function", TOOL_CALL_ID: call_id}
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": tool,
+        "gen_ai.tool.type": "function",
+        "gen_ai.tool.call.id": call_id,
+    }
     return open_span(f"execute_tool {tool}", attributes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,11 @@ from kdskills.bundle.descriptor import DECISION
 from kdskills.bundle.load import untrusted
 from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
 from kdskills.execution import Executor, IsolationLevel
-from kdskills.models import ModelProvider
+from kdskills.models import ModelProvider, Redactor
 from kdskills.session import SkillRuntime
 from kdskills.session.tools import INPUTS, safe_name
-from kdskills.solver.parts import Pacing, SolverParts, SolverSettings, Wiring, default_wiring, redactor_of
-from kdskills.solver.tools import RemoteSession, SolverTool, ToolTable, as_tool, load_bundle_tools, remote_tools
+from kdskills.solver.parts import Pacing, SolverSettings, Wiring, default_wiring, redactor_of
+from kdskills.solver.tools import RemoteSession, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE
 
 if TYPE_CHECKING:
@@ -77,32 +77,46 @@ class SolverSystem:
         self._executor = executor
         self._store = store
         self._tools = tuple(as_tool(tool) for tool in tools)
-        self._approve = approve
-        self._sinks = tuple(sinks)
-        self._pacing = pacing or Pacing()
-        self._parts: SolverParts | None = None
+        self.approve = approve
+        self.sinks = tuple(sinks)
+        self.pacing = pacing or Pacing()
+        self.models: Mapping[str, ModelProvider] = {}
+        self.tools = ToolTable(())
+        self.profile: str | None = None
+        self._running: tuple[SkillRuntime, Executor | None] | None = None
         self._opened: list[ModelProvider] = []
 
-    @property
-    def parts(self) -> SolverParts:
-        """The objects behind the system.
-
-        Raises:
-            BadRequest: The system is not open.
-        """
-        if self._parts is None:
+    def _when_open(self) -> tuple[SkillRuntime, Executor | None]:
+        if self._running is None:
             raise BadRequest("the system is not open: use it within `async with system:`", code="system_closed")
-        return self._parts
+        return self._running
 
     @property
     def runtime(self) -> SkillRuntime:
         """The sessions of this system. Raises BadRequest when it is not open."""
-        return self.parts.runtime
+        return self._when_open()[0]
 
     @property
     def executor(self) -> Executor | None:
-        """The engine of scripts and generated code, or None where both are off."""
-        return self.parts.executor
+        """The engine of scripts and generated code, or None where both are off. Raises BadRequest when it is not open."""
+        return self._when_open()[1]
+
+    @property
+    def tool_ids(self) -> tuple[str, ...]:
+        """Ids of every tool of a turn; skills that require a tool not among them are refused."""
+        skill_tools = tuple(tool for tool in INPUTS if tool != "skills.run_script" or self.executor is not None)
+        return (*skill_tools, *self.tools.ids)
+
+    def model(self, role: str) -> ModelProvider:
+        """Return the provider of a role; roles without one of their own use the decision model."""
+        return self.models.get(role) or self.models[DECISION]
+
+    def learn(self, redactor: Redactor, secrets: Iterable[str]) -> None:
+        """Mask *secrets* from now on: in a turn's events by its *redactor*, and in the recordings of providers."""
+        secret_values = tuple(secrets)
+        for masker in (redactor, *map(redactor_of, self.models.values())):
+            if masker is not None:
+                masker.add(*secret_values)
 
     async def __aenter__(self) -> SolverSystem:
         """Open models and executor.
@@ -113,9 +127,9 @@ class SolverSystem:
             UnknownName: A model or engine nobody registered.
         """
         try:
-            models = self._open_models()
-            executor, profile = await self._open_executor()
-            self._parts = await asyncio.to_thread(self._build, models, executor, profile)
+            self.models = self._open_models()
+            executor, self.profile = await self._open_executor()
+            self._running = await asyncio.to_thread(self._build, executor), executor
         except BaseException as error:
             await self._close_models(error)
             raise
@@ -129,9 +143,9 @@ class SolverSystem:
         Raises:
             ReplayError: `replay_unused`, unless another error is on its way.
         """
-        if self._parts is not None:
-            await self._parts.runtime.aclose()
-            self._parts = None
+        if self._running is not None:
+            await self._running[0].aclose()
+            self._running = None
         await self._close_models(error)
 
     def _open_models(self) -> dict[str, ModelProvider]:
@@ -159,56 +173,44 @@ class SolverSystem:
 
     async def _open_executor(self) -> tuple[Executor | None, str | None]:
         """Return the engine to use, or None where scripts and generated code are off, and the profile to ask for."""
-        if self._executor is None or self.settings.run_scripts is False:
-            return None, None
         choice = self._executor
+        if choice is None or self.settings.run_scripts is False:
+            return None, None
         executor = await self.wiring.executor(choice) if isinstance(choice, str) else choice
         if executor.level > IsolationLevel.RLIMIT:
             return executor, None
         return (executor, UNSAFE) if self.settings.run_scripts else (None, None)
 
-    def _build(self, models: dict[str, ModelProvider], executor: Executor | None, profile: str | None) -> SolverParts:
-        runtime = SkillRuntime(
-            subsystem=self.subsystem,
-            consumer=DECISION,
-            run_scripts=executor is not None,
-            executor=executor,
-            profile=profile,
-            interpreters=self.wiring.interpreters,
-            locations="logical",
-            store=self._store,
-            approve=self._approve,
-            script_env=self.settings.script_env,
-            script_approval="allow" if self._approve is None else "ask",
-            deny=self.wiring.deny,
-            window=models[DECISION].context_window,
-        )
-        return SolverParts(
-            bundle=self.bundle,
-            subsystem=self.subsystem,
-            runtime=runtime,
-            settings=self.settings,
-            wiring=self.wiring,
-            tools=self._table(executor),
-            models=models,
-            executor=executor,
-            profile=profile,
-            sinks=self._sinks,
-            approve=self._approve,
-            pacing=self._pacing,
-        )
-
-    def _table(self, executor: Executor | None) -> ToolTable:
-        shipped = (READ, WRITE) if executor is None else (READ, WRITE, PYTHON)
+    def _build(self, executor: Executor | None) -> SkillRuntime:
+        """Make the table of tools, for which the bundle's `tools.py` runs, and the sessions."""
         path = self.bundle.tools_path
-        from_bundle: tuple[SolverTool, ...] = () if path is None else load_bundle_tools(path)
-        remote = () if self._remote is None else remote_tools(self._remote)
-        tools = (*shipped, *self.wiring.tools, *from_bundle, *self._tools, *remote)
+        tools = (
+            *((READ, WRITE) if executor is None else (READ, WRITE, PYTHON)),
+            *self.wiring.tools,
+            *(() if path is None else load_bundle_tools(path)),
+            *self._tools,
+            *(() if self._remote is None else remote_tools(self._remote)),
+        )
         reserved = {spelling for tool_id in INPUTS for spelling in (tool_id, safe_name(tool_id))}
         for tool in tools:
             if tool.id in reserved or safe_name(tool.id) in reserved or tool.id.startswith(("skills.", "kd.")):
                 raise NameTaken(f"the tool id {tool.id!r} is reserved", name=tool.id, kind="tool")
-        return ToolTable(tools)
+        self.tools = ToolTable(tools)
+        return SkillRuntime(
+            subsystem=self.subsystem,
+            consumer=DECISION,
+            run_scripts=executor is not None,
+            executor=executor,
+            profile=self.profile,
+            interpreters=self.wiring.interpreters,
+            locations="logical",
+            store=self._store,
+            approve=self.approve,
+            script_env=self.settings.script_env,
+            script_approval="allow" if self.approve is None else "ask",
+            deny=self.wiring.deny,
+            window=self.model(DECISION).context_window,
+        )
 
     async def _close_models(self, error: BaseException | None) -> None:
         providers, self._opened = self._opened, []

@@ -11,11 +11,9 @@ import contextvars
 import inspect
 import json
 import re
-import threading
 import traceback
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, 
 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.models import ToolSpec
+from kdskills.session.threads import HandlerThreads
 from kdskills.session.tools import pointer, safe_name
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_THREADS = HandlerThreads()
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -66,34 +66,12 @@ async def within(work: Coroutine[Any, Any, T], limit: float, grace: float) -> T:
 
 
 async def in_thread(function: Callable[[], T]) -> T:
-    """Return what *function* gives, run in a thread of its own that sees this context.
+    """Return what *function* gives, run in a daemon thread that sees this context.
 
     The loop's own pool is small and shared: functions that never return would use it up, and the end of the process
     would wait for them.
     """
-    loop = asyncio.get_running_loop()
-    context = contextvars.copy_context()
-    outcome: list[T] = []
-    failure: list[BaseException] = []
-    finished = loop.create_future()
-
-    def settle() -> None:
-        if not finished.done():
-            finished.set_result(None)
-
-    def work() -> None:
-        try:
-            outcome.append(context.run(function))
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            failure.append(error)
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=work, name="kdskills-tool", daemon=True).start()
-    await finished
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return await _THREADS.call(partial(contextvars.copy_context().run, function))
 
 
 MAX_NESTING = 8
@@ -351,30 +329,26 @@ class RemoteArguments(BaseModel):
 
 def remote_tools(session: RemoteSession) -> tuple[SolverTool, ...]:
     """Return the session's functions as tools, as they are registered now."""
-    return tuple(_remote_tool(session, skill) for skill in session.list())
 
-
-def _remote_tool(session: RemoteSession, skill: Any) -> SolverTool:
-    async def body(arguments: BaseModel, context: ToolContext) -> ToolAnswer:
-        call_arguments = dict(arguments.model_extra or {})
-        call = partial(
-            session.dispatch_tool_call, tool=skill.qualified_name, arguments=call_arguments, call_id=context.call_id
-        )
-        if inspect.iscoroutinefunction(session.dispatch_tool_call):
-            reply = await call()
-        else:  # a sync session runs the handler in the calling thread, which must not be the event loop's
-            reply = await in_thread(call)
+    async def dispatch(name: str, arguments: BaseModel, context: ToolContext) -> str:
+        given = dict(arguments.model_extra or {})
+        call = partial(session.dispatch_tool_call, tool=name, arguments=given, call_id=context.call_id)
+        # A sync session runs the handler in the calling thread, which must not be the event loop's.
+        reply = await (call() if inspect.iscoroutinefunction(session.dispatch_tool_call) else in_thread(call))
         # An image or a sound is named, because the solver's answers are text.
         items: Sequence[Mapping[str, Any]] = reply.response_payload["contentItems"]
         text = "\n".join(str(i["text"]) if i.get("type") == "inputText" else f"[{i.get('type')}]" for i in items)
         if not reply.response_payload["success"]:
             raise ToolError(text)
-        return ToolAnswer(text)
+        return text
 
-    return SolverTool(
-        id=f"remote.{skill.qualified_name}",
-        description=skill.description,
-        input_model=RemoteArguments,
-        body=body,
-        schema=dict(skill.input_schema),
+    return tuple(
+        SolverTool(
+            f"remote.{skill.qualified_name}",
+            skill.description,
+            RemoteArguments,
+            partial(dispatch, skill.qualified_name),
+            schema=dict(skill.input_schema),
+        )
+        for skill in session.list()
     )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.skills.selection import By
     from kdskills.solver.bus import EventBus
-    from kdskills.solver.parts import SolverParts
+    from kdskills.solver.system import SolverSystem
     from kdskills.sources import SourcesPool
     from kdskills.turn import SkillsSubsystem, SkillView
 
@@ -99,7 +99,7 @@ class Turn:
         id: Id of the turn.
         request: What the user asks.
         consumer: The deciding agent.
-        parts: What the turns of the system share.
+        parts: The system, whose turns share models, tools and settings.
         session: The session's API, bound to this turn.
         view: The view frozen for the turn, whose `SK` numbers catalogs, loads and generators share.
         sources: The turn's pool.
@@ -113,7 +113,7 @@ class Turn:
     id: str
     request: str
     consumer: str
-    parts: SolverParts
+    parts: SolverSystem
     session: Session
     view: SkillView
     sources: TurnSources

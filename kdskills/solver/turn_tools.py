@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -101,8 +101,6 @@ def _invalid(text: str, problem: str) -> ToolCallRefused:
 MAX_READ_CHARS = 100_000
 """Characters of a turn file given at once."""
 
-Outcome = Literal["loaded", "already_active", "ok", "error"]
-
 
 class _Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -129,80 +127,38 @@ class ReactWriteInput(_Arguments):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ReadItem:
-    """What came of one ref.
-
-    Attributes:
-        ref: As asked.
-        status: `loaded`, `already_active`, `ok` or `error`.
-        text: The rewritten body of a skill, or the text of a file.
-        facts: Further facts of the answer.
-        in_prompt: Whether the text stands in the prompt already, so that the model gets a pointer instead.
-        changed: Whether the session is another one now.
-        pin: Marks a text that must be kept while its skill is active.
-    """
-
-    ref: str
-    status: Outcome
-    text: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
-    in_prompt: bool = False
-    changed: bool = False
-    pin: str | None = None
-
-
-async def read_refs(turn: Turn, refs: list[str]) -> list[ReadItem]:
-    """Read each ref in order; one that fails spoils no other."""
-    items = []
-    for ref in refs:
-        try:
-            parsed = parse_ref(ref)
-            if isinstance(parsed, SourceRef):
-                items.append(_sources(turn, ref, parsed))
-            elif isinstance(parsed, TurnFileRef):
-                items.append(_turn_file(turn, ref, parsed))
-            else:
-                read = _skill(turn, ref, parsed.ref) if parsed.path is None else _skill_file(turn, ref, parsed)
-                items.append(await read)
-        except ToolCallRefused as error:
-            facts = {"error": {"code": error.code, "message": error.message, "details": error.details}}
-            items.append(ReadItem(ref, "error", facts=facts))
-    return items
-
-
-async def _skill(turn: Turn, text: str, ref: str) -> ReadItem:
+async def _skill(turn: Turn, ref: str) -> ToolAnswer:
     before = {skill.full_id for skill in await turn.session.active()}
     loaded = (await turn.session.load([ref], mode="add", by="model")).bodies[-1]
-    was_active = loaded.full_id in before
+    changed = loaded.full_id not in before
     turn.note_active(await turn.session.active())
-    facts: dict[str, Any] = {"skill": loaded.name, "tokens": loaded.tokens}
-    status: Outcome = "already_active" if was_active else "loaded"
-    body, origin = turn.rewritten(loaded), loaded.receipt.origin
+    status = "loaded" if changed else "already_active"
+    facts: dict[str, Any] = {"status": status, "skill": loaded.name, "tokens": loaded.tokens}
+    text, origin = turn.rewritten(loaded), loaded.receipt.origin
     if origin is None:
-        return ReadItem(text, status, body, facts, in_prompt=True, changed=not was_active)
+        return ToolAnswer(facts | {"note": "its instructions stand in <active_skills>"}, changed=changed)
     # Text of third parties does not stand in the prompt, so a compactor must keep it here.
     pin = f"skill:{loaded.receipt.id}@{loaded.receipt.digest}"
-    return ReadItem(text, status, body, facts | {"origin": origin}, changed=not was_active, pin=pin)
+    return ToolAnswer(facts | {"origin": origin, "text": text}, changed=changed, pin=pin)
 
 
-async def _skill_file(turn: Turn, text: str, ref: SkillRef) -> ReadItem:
-    resource = await turn.session.read(ref.path or "", skill=ref.ref)
+async def _skill_file(turn: Turn, ref: str, path: str) -> ToolAnswer:
+    resource = await turn.session.read(path, skill=ref)
     facts: dict[str, Any] = {"skill": resource.skill, "path": resource.path, "size": resource.size}
     if resource.truncated:
         facts["next_offset"] = resource.next_offset
-    return ReadItem(text, "ok", resource.text, facts)
+    return ToolAnswer(facts if resource.text is None else facts | {"text": resource.text})
 
 
-def _sources(turn: Turn, text: str, ref: SourceRef) -> ReadItem:
+def _sources(turn: Turn, text: str, ref: SourceRef) -> ToolAnswer:
     rows = [row.to_json() for sid, row in turn.pool.rows.items() if any(low <= sid <= high for low, high in ref.ranges)]
     if not rows:
         known_sids = ", ".join(map(str, list(turn.pool.rows)[:20])) or "none"
         raise ToolCallRefused(f"no such source; known: {known_sids}", code="source_not_found", ref=text)
-    return ReadItem(text, "ok", facts={"sources": rows})
+    return ToolAnswer({"sources": rows})
 
 
-def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
+def _turn_file(turn: Turn, ref: TurnFileRef) -> ToolAnswer:
     try:
         data = turn.workspace.read(ref.path)
     except FileRefused as error:
@@ -222,25 +178,34 @@ def _turn_file(turn: Turn, text: str, ref: TurnFileRef) -> ReadItem:
         facts["shown"] = [ref.first, min(ref.last or ref.first, len(lines))]
     if len(content) > MAX_READ_CHARS:
         content, facts["truncated"] = content[:MAX_READ_CHARS], True
-    return ReadItem(text, "ok", content, facts)
+    return ToolAnswer(facts | {"text": content})
 
 
 async def _react_read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    """Read each ref in order; one that fails spoils no other."""
     assert isinstance(arguments, ReactReadInput)
-    items, rows = await read_refs(call.turn, arguments.refs), []
-    for item in items:
-        row = {"ref": item.ref, "status": item.status, **item.facts}
-        if item.in_prompt:
-            row["note"] = "its instructions stand in <active_skills>"
-        elif item.text is not None:
-            row["text"] = item.text
-        rows.append(row)
+    answers = [await _read_ref(call.turn, ref) for ref in arguments.refs]
     return ToolAnswer(
-        {"items": rows},
-        changed=any(item.changed for item in items),
-        pin=" ".join(item.pin for item in items if item.pin) or None,
-        ok=any(item.status != "error" for item in items),
+        {"items": [answer.value for answer in answers]},
+        changed=any(answer.changed for answer in answers),
+        pin=" ".join(answer.pin for answer in answers if answer.pin) or None,
+        ok=any(answer.ok for answer in answers),
     )
+
+
+async def _read_ref(turn: Turn, text: str) -> ToolAnswer:
+    try:
+        ref = parse_ref(text)
+        if isinstance(ref, SourceRef):
+            answer = _sources(turn, text, ref)
+        elif isinstance(ref, TurnFileRef):
+            answer = _turn_file(turn, ref)
+        else:
+            answer = await (_skill(turn, ref.ref) if ref.path is None else _skill_file(turn, ref.ref, ref.path))
+    except ToolCallRefused as error:
+        facts = {"code": error.code, "message": error.message, "details": error.details}
+        answer = ToolAnswer({"status": "error", "error": facts}, ok=False)
+    return replace(answer, value={"ref": text, "status": "ok", **answer.value})
 
 
 def _loads_skill(arguments: BaseModel) -> bool:

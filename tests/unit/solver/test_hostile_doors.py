@@ -69,7 +69,7 @@ async def test_generated_code_is_not_told_what_is_refused(build, executor, bundl
     rules.write_text(rules.read_text().replace('["acme.sales"]', '["acme.sales", "acme.future"]'))
     async with build([call("exec_python", code="print(SKILLS_DESCRIPTOR)"), say("ok")]) as system:
         await ReactSolver(system).run("q")
-        whole = system.subsystem.view("solver.codegen", tools=system.parts.tool_ids).export_runtime_globals()
+        whole = system.subsystem.view("solver.codegen", tools=system.tool_ids).export_runtime_globals()
     inner = executor.requests[0].globals["SKILLS_DESCRIPTOR"]
     assert "secret" in json.dumps(whole)
     assert not [name for name in ("secret", "brief", "future") if name in json.dumps(inner)]

@@ -316,7 +316,7 @@ async def test_skills_left_out_for_want_of_an_engine_are_told(build, bundle_path
         )
     async with build([say("ok")], engine=None) as system:
         result = await ReactSolver(system).run("x")
-        why = system.subsystem.view("solver.react.decision", tools=system.parts.tool_ids).explain("acme.brief")
+        why = system.subsystem.view("solver.react.decision", tools=system.tool_ids).explain("acme.brief")
     told = [found for found in result.diagnostics if found.code == "scripts_off"]
     assert [(found.severity, found.ref) for found in told] == [("warning", "acme.brief")]
     assert 'executor="auto"' in told[0].message

@@ -48,7 +48,7 @@ async def test_a_function_is_offered_under_its_name_and_schema(build, session):
     system = build([say("done")], remote=session)
     async with system:
         await ReactSolver(system).run("x")
-        spec = system.parts.tools.get("remote.ship_order").spec()
+        spec = system.tools.get("remote.ship_order").spec()
     assert (spec.name, spec.description) == ("remote_ship_order", "Book a parcel.")
     assert spec.input_schema["properties"]["order"]["required"] == ["city"]
 

@@ -23,8 +23,8 @@ async def test_models_are_looked_up_by_name_and_closed_once(bundle_path):
     settings = SolverSettings(models={"answer.generator.strong": "fake:x"})
     system = SolverSystem(bundle=bundle_path, model="fake:x", executor=None, wiring=wiring, settings=settings)
     async with system:
-        assert system.parts.model("answer.generator.strong") is model
-        assert system.parts.model("another.role") is model
+        assert system.model("answer.generator.strong") is model
+        assert system.model("another.role") is model
     assert model.closed == 1
 
 
@@ -38,7 +38,7 @@ async def test_replay_means_the_bundles_demo(bundle_path):
     model = ScriptedModel([])
     wiring = PlainWiring(models={f"replay:{bundle_path}/demo.yaml": model})
     async with SolverSystem(bundle=bundle_path, executor=None, wiring=wiring) as system:
-        assert system.parts.model("x") is model
+        assert system.model("x") is model
 
 
 async def test_an_unknown_model_or_engine_is_named(bundle_path):
