@@ -10,7 +10,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,23 +53,15 @@ class Flights(Generic[T]):
     async def fetch(self, key: Hashable, work: Callable[[threading.Event], T]) -> T:
         """Return the result of *work*, joining the flight of *key* if there is one."""
         flight = self._join(key, work)
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-
-        def wake(_: Future[T]) -> None:
-            with suppress(RuntimeError):  # this waiter's loop is closed: nobody is left to wake
-                loop.call_soon_threadsafe(_settle, waiter)
-
-        flight.future.add_done_callback(wake)
         try:
-            await waiter
+            return await asyncio.shield(asyncio.wrap_future(flight.future))
+        except (Abandoned, asyncio.CancelledError) as error:
+            if isinstance(error, Abandoned) or flight.future.cancelled():  # stopped by `close`, not by this waiter
+                raise SessionError("the runtime was closed", code="cancelled") from error
+            raise
         finally:
             if self._forget(key, flight, waiters=1):
                 flight.abandoned.set()
-        try:
-            return flight.future.result()
-        except (Abandoned, CancelledError) as error:  # stopped by `close`, not by this waiter
-            raise SessionError("the runtime was closed", code="cancelled") from error
 
     def close(self) -> None:
         """Stop the workers; what runs is abandoned."""
@@ -117,11 +109,6 @@ class Flights(Generic[T]):
         return last
 
 
-def _settle(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
 class Ticket:
     """One load on its way. It ends early when a skill it watches is removed or its session is closed."""
 
@@ -130,8 +117,7 @@ class Ticket:
         self._lock = threading.Lock()
         self._removed: dict[str, KdskillsError] = {}
         self._watched: frozenset[str] = frozenset()
-        self._error: KdskillsError | None = None
-        self._wakers: list[Callable[[], None]] = []
+        self._ended: Future[KdskillsError] = Future()
 
     def watch(self, ids: Iterable[str]) -> None:
         """End the load when one of *ids* is removed, or was since the ticket was opened."""
@@ -147,41 +133,23 @@ class Ticket:
 
     def interrupt(self, error: KdskillsError) -> None:
         """End the load with *error*; the first one stays."""
-        with self._lock:
-            self._error = self._error or error
-            wakers = list(self._wakers)
-        for wake in wakers:
-            wake()
+        with suppress(InvalidStateError):
+            self._ended.set_result(error)
 
     def check(self) -> None:
         """Raise what ended the load, if anything did."""
-        if self._error is not None:
-            raise self._error
+        if self._ended.done():
+            raise self._ended.result()
 
     async def race(self, work: Coroutine[Any, Any, T]) -> T:
         """Await *work*, leaving it at once when the ticket is interrupted."""
-        loop = asyncio.get_running_loop()
-        stop: asyncio.Future[None] = loop.create_future()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(_settle, stop)
-
-        with self._lock:
-            self._wakers.append(wake)
-            interrupted = self._error is not None
-        if interrupted:
-            work.close()
-            self.check()
-        task = asyncio.ensure_future(work)
+        task, stop = asyncio.ensure_future(work), asyncio.wrap_future(self._ended)
         try:
             waited: set[asyncio.Future[Any]] = {task, stop}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             self.check()
             return task.result()
         finally:
-            with self._lock:
-                self._wakers.remove(wake)
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from kdskills.errors import PluginFailed, SessionError, ToolCallRefused
 from kdskills.session.approval import UNDECIDED, AccessKind, AccessRequest, Approvals, arguments_digest, denial_of
 from kdskills.session.bodies import Bodies, Body, Tickets, parsed
-from kdskills.session.codes import not_found, refuse
+from kdskills.session.codes import invalid, not_found, refuse
 from kdskills.session.config import Budget, RuntimeConfig
 from kdskills.session.receipts import SessionEvent, send
 from kdskills.session.scope import TurnScope
@@ -39,12 +39,28 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
+class PromptText:
+    """One text of the prompt, as it was loaded.
+
+    `importer` is the full id of the skill that imports it, None for a loaded skill; `stale` tells that its file has
+    changed since, and `current` is the digest of the file now, None when it cannot be read.
+    """
+
+    skill: Skill
+    body: Body
+    importer: str | None
+    stale: bool
+    current: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class GatedSession:
-    """A session checked against its gate: the record, the gate, and every skill its entries need, by full id."""
+    """A session checked against its gate: every skill its entries need by full id, and its texts once they are read."""
 
     record: SessionRecord
     gate: Gate
     skills: Mapping[str, Skill] = field(default_factory=dict)
+    texts: tuple[PromptText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,21 +302,15 @@ def checked_id(session_id: str | None) -> str:
     if session_id is None:
         return uuid7()
     if not _SESSION_ID.fullmatch(session_id):
-        raise refuse(
-            "invalid_argument",
-            "a session id has 1 to 128 of A-Z a-z 0-9 . _ : -",
-            errors=[{"path": "/session_id", "problem": "malformed"}],
-        )
+        raise invalid("a session id has 1 to 128 of A-Z a-z 0-9 . _ : -", ("/session_id", "malformed"))
     return session_id
 
 
 def uuid7() -> str:
     """Return a UUIDv7: 48 bits of milliseconds, then random bits; ids sort by time."""
-    random = int.from_bytes(os.urandom(10), "big")
-    moment = time.time_ns() // 1_000_000 & ((1 << 48) - 1)
-    high = (moment << 16) | (0x7 << 12) | (random >> 68)
-    value = (high << 64) | (0b10 << 62) | (random & ((1 << 62) - 1))
-    return str(uuid.UUID(int=value))
+    moment, random = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
+    fixed = (0xF << 76) | (0b11 << 62)  # the bits of version and variant
+    return str(uuid.UUID(int=(moment << 80 | random) & ~fixed | (0x7 << 76) | (0b10 << 62)))
 
 
 def loader_of(entry: LoadedSkill) -> By:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from types import MappingProxyType
 
 from kdskills.errors import KdskillsError
@@ -12,10 +12,10 @@ from kdskills.prompts import hidden_alias
 from kdskills.session.approval import origin_of
 from kdskills.session.bodies import Body, Ticket
 from kdskills.session.codes import invalid, refuse
-from kdskills.session.core import TRIES, Call, Core, GatedSession, conflict, store_errors
+from kdskills.session.core import TRIES, Call, Core, GatedSession, PromptText, conflict, store_errors
 from kdskills.session.receipts import ActiveSkill, LoadReceipt, SkillReceipt, UnloadReceipt
 from kdskills.session.scope import NO_TURN
-from kdskills.session.source import Locations, names_by_id
+from kdskills.session.source import Gate, Locations
 from kdskills.session.store import (
     ImportedSkill,
     LoadedSkill,
@@ -29,33 +29,6 @@ from kdskills.session.store import (
 )
 from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Granted, Refused
-
-
-@dataclass(frozen=True, slots=True)
-class PromptText:
-    """One text of the prompt, as it was loaded.
-
-    `importer` is the full id of the skill that imports it, None for a loaded skill; `stale` tells that its file has changed
-    since, and `current` is the digest of the file now, None when it cannot be read.
-    """
-
-    skill: Skill
-    body: Body
-    importer: str | None
-    stale: bool
-    current: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedTexts:
-    """A session with its texts, in prompt order."""
-
-    session: GatedSession
-    texts: tuple[PromptText, ...] = field(default=())
-
-    def text_of(self, full_id: str) -> PromptText:
-        """Return the text of the skill *full_id*, which must be one of them."""
-        return next(item for item in self.texts if item.skill.full_id == full_id)
 
 
 def clean_names(names: Sequence[str], max_count: int) -> list[str]:
@@ -79,14 +52,21 @@ async def load(core: Core, call: Call, names: Sequence[str], mode: str | None, l
     refs = clean_names(names, core.config.limits.max_names)
     if not refs:
         raise invalid("name at least one skill", ("/names", "is empty"))
+    return await _commit(core, call, refs, load_kind, loader)
+
+
+async def _commit(core: Core, call: Call, refs: Sequence[str], mode: LoadMode, loader: By | None) -> LoadReceipt:
+    """Load *refs*, as often as other calls are faster; without *loader* read again what is loaded, by whom it was."""
     with core.tickets.opened(call.session_id) as ticket:
         for _ in range(TRIES):
             session = await core.gated_session(call)
-            grants = core.granted(call, session, refs, loader)
+            if loader is None and not session.record.active:
+                return LoadReceipt((), False, 0)
+            grants = core.granted(call, session, refs if loader else session.record.ids, loader or "code")
             ticket.watch(skill.full_id for grant in grants for skill in grant.closure)
-            for grant in grants:
-                core.ask(call, session.record, "load", grant.skill, {"names": refs, "mode": load_kind})
-            receipt = await _attempt(core, call, ticket, session, grants, load_kind, loader)
+            for grant in grants if loader else ():
+                core.ask(call, session.record, "load", grant.skill, {"names": refs, "mode": mode})
+            receipt = await _attempt(core, call, ticket, session, grants, mode, loader)
             if receipt is not None:
                 return receipt
     raise conflict(call.session_id)
@@ -113,7 +93,7 @@ async def _attempt(
     fresh = [_entry(core, grant, texts, loader or before[grant.full_id]) for grant in grants]
     entries = merge_entries(record.active, fresh, order)
     skills = {**session.skills, **{skill.full_id: skill for grant in grants for skill in grant.closure}}
-    following = GatedSession(record.with_active(entries, record.touched_at), session.gate, skills)
+    following = replace(session, record=record.with_active(entries, record.touched_at), skills=skills)
     loaded = await texts_of(core, following, texts)
     tokens = sum(core.count(call.scope, item.body.text) for item in loaded.texts)
     limit = core.budget(call.scope).active
@@ -141,8 +121,7 @@ async def _attempt(
     for entry in fresh:
         core.emit(call, "skill.loaded", id=public_id(skills[entry.id]), digest=entry.digest, by=entry.loaded_by)
     adopt(call, loaded)
-    shown = LoadedTexts(GatedSession(committed, session.gate, skills), loaded.texts)
-    bodies = tuple(_active(core, call, shown, entry) for entry in committed.active)
+    bodies = tuple(_active(core, call, loaded, entry) for entry in committed.active)
     return LoadReceipt(tuple(skill.receipt for skill in bodies), changed, tokens, bodies)
 
 
@@ -177,7 +156,7 @@ def _entry(core: Core, grant: Granted, texts: Mapping[str, Body], loader: str) -
     return LoadedSkill(grant.full_id, body.digest, body.tree, core.config.clock(), loader, imports)
 
 
-async def texts_of(core: Core, session: GatedSession, fresh: Mapping[str, Body] = MappingProxyType({})) -> LoadedTexts:
+async def texts_of(core: Core, session: GatedSession, fresh: Mapping[str, Body] = MappingProxyType({})) -> GatedSession:
     """Return every text of a session in prompt order; one nobody has any more is left out, for callers to report.
 
     Files in *fresh* were read just now and are not read again.
@@ -191,14 +170,14 @@ async def texts_of(core: Core, session: GatedSession, fresh: Mapping[str, Body] 
         now = fresh.get(full_id)
         current = now.digest if now is not None else await core.bodies.current_digest(skill)
         texts.append(PromptText(skill, body, importer, current != digest, current))
-    return LoadedTexts(session, tuple(texts))
+    return replace(session, texts=tuple(texts))
 
 
-async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> LoadedTexts:
+async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> GatedSession:
     """Return the session with its texts; entries whose text is lost are pruned with `body_lost`."""
     for _ in range(TRIES):
         loaded = await texts_of(core, await core.gated_session(call, touch=touch))
-        record = loaded.session.record
+        record = loaded.record
         lost_ids = set(record.ids) - {item.skill.full_id for item in loaded.texts}
         if not lost_ids:
             return loaded
@@ -214,7 +193,7 @@ async def loaded_now(core: Core, call: Call, *, touch: bool = True) -> LoadedTex
 async def active(core: Core, call: Call) -> list[ActiveSkill]:
     """Return the loaded skills with their texts, in load order, imports left out."""
     loaded = await loaded_now(core, call)
-    return [_active(core, call, loaded, entry) for entry in loaded.session.record.active]
+    return [_active(core, call, loaded, entry) for entry in loaded.record.active]
 
 
 async def unload(core: Core, call: Call, names: Sequence[str], everything: bool) -> UnloadReceipt:
@@ -242,7 +221,7 @@ async def unload(core: Core, call: Call, names: Sequence[str], everything: bool)
                 continue
         for full_id in unloaded:
             core.emit(call, "skill.unloaded", id=public_id(session.skills[full_id]))
-        loaded = await texts_of(core, GatedSession(record, session.gate, session.skills))
+        loaded = await texts_of(core, replace(session, record=record))
         receipts = tuple(_active(core, call, loaded, entry).receipt for entry in record.active)
         return UnloadReceipt(receipts, tuple(dict.fromkeys(ignored)), bool(unloaded))
     raise conflict(call.session_id)
@@ -263,17 +242,7 @@ def loaded_ref(core: Core, call: Call, session: GatedSession, ref: str) -> str |
 
 async def refresh(core: Core, call: Call) -> LoadReceipt:
     """Read every loaded skill again, in the same order."""
-    with core.tickets.opened(call.session_id) as ticket:
-        for _ in range(TRIES):
-            session = await core.gated_session(call)
-            if not session.record.active:
-                return LoadReceipt((), False, 0)
-            grants = core.granted(call, session, session.record.ids, "code")
-            ticket.watch(skill.full_id for grant in grants for skill in grant.closure)
-            receipt = await _attempt(core, call, ticket, session, grants, "replace", None)
-            if receipt is not None:
-                return receipt
-    raise conflict(call.session_id)
+    return await _commit(core, call, (), "replace", None)
 
 
 async def prune_everywhere(core: Core, full_id: str) -> None:
@@ -292,7 +261,7 @@ async def prune_everywhere(core: Core, full_id: str) -> None:
         after = page[-1].session_id
 
 
-def adopt(call: Call, loaded: LoadedTexts) -> None:
+def adopt(call: Call, loaded: GatedSession) -> None:
     """Bring the sources of every shown skill into the turn's pool, in prompt order."""
     if call.scope.sources is not None:
         for item in loaded.texts:
@@ -307,15 +276,15 @@ def public_id(skill: Skill) -> str:
     return hidden_alias(skill.full_id) if skill.hidden else skill.full_id
 
 
-def public_name(skill: Skill, names: Mapping[str, str]) -> str:
+def public_name(skill: Skill, gate: Gate) -> str:
     """Return the name a model knows the skill by: of the catalog, else its full id; the alias of a hidden skill."""
-    return hidden_alias(skill.full_id) if skill.hidden else names.get(skill.full_id, skill.full_id)
+    return hidden_alias(skill.full_id) if skill.hidden else gate.names_by_id.get(skill.full_id, skill.full_id)
 
 
 def skill_receipt(
     skill: Skill,
     body: Body,
-    names: Mapping[str, str],
+    gate: Gate,
     locations: Locations,
     *,
     stale: bool = False,
@@ -330,7 +299,7 @@ def skill_receipt(
     elif locations != "none":
         location, root = skill.location, skill.location.rpartition("/")[0]
     return SkillReceipt(
-        name=public_name(skill, names),
+        name=public_name(skill, gate),
         id=public_id(skill),
         location=None if skill.hidden else location,
         root_dir=None if skill.hidden else root,
@@ -345,17 +314,15 @@ def skill_receipt(
 
 
 def _names(session: GatedSession, ids: Iterable[str]) -> list[str]:
-    names = names_by_id(session.gate)
-    return [public_name(session.skills[full_id], names) for full_id in ids]
+    return [public_name(session.skills[full_id], session.gate) for full_id in ids]
 
 
-def _active(core: Core, call: Call, loaded: LoadedTexts, entry: LoadedSkill) -> ActiveSkill:
-    names = names_by_id(loaded.session.gate)
-    item = loaded.text_of(entry.id)
-    imports = tuple(public_name(loaded.session.skills[imported.id], names) for imported in entry.imports)
+def _active(core: Core, call: Call, session: GatedSession, entry: LoadedSkill) -> ActiveSkill:
+    item = next(text for text in session.texts if text.skill.full_id == entry.id)
     receipt = skill_receipt(
-        item.skill, item.body, names, core.config.locations,
-        stale=item.stale, current=item.current, imports=imports, tree=entry.tree_digest,
+        item.skill, item.body, session.gate, core.config.locations,
+        stale=item.stale, current=item.current, imports=tuple(_names(session, (i.id for i in entry.imports))),
+        tree=entry.tree_digest,
     )  # fmt: skip
     text = shown_text(call, item)
     return ActiveSkill(receipt, entry.id, text, core.count(call.scope, text), item.skill.hidden, entry.loaded_by)

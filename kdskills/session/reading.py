@@ -15,8 +15,7 @@ from kdskills.session.codes import invalid, not_found, path_denied, refuse
 from kdskills.session.core import Call, Core, GatedSession
 from kdskills.session.loading import loaded_ref, public_name, skill_receipt
 from kdskills.session.receipts import ReadResult, SkillReceipt, bytes_digest
-from kdskills.session.source import names_by_id
-from kdskills.session.store import LoadedSkill, most_recent
+from kdskills.session.store import LoadedSkill
 from kdskills.session.workspace import clean_path, media_type
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import FarContent, far_content
@@ -49,7 +48,7 @@ class Target:
     @property
     def name(self) -> str:
         """The name a model knows it by."""
-        return public_name(self.skill, names_by_id(self.session.gate))
+        return public_name(self.skill, self.session.gate)
 
 
 async def find_target(core: Core, call: Call, ref: str | None) -> Target:
@@ -59,18 +58,17 @@ async def find_target(core: Core, call: Call, ref: str | None) -> Target:
     """
     session = await core.gated_session(call)
     record = session.record
-    recent = most_recent(record)
-    if recent is None:
+    if not record.active:
         raise refuse("no_active_skills", "no skill is loaded; load one first")
     wanted_name = (ref or "").strip()
     if not wanted_name:
-        return Target(session, session.skills[recent], record.active[-1])
+        return Target(session, session.skills[record.ids[-1]], record.active[-1])
     loaded_id = loaded_ref(core, call, session, wanted_name)
-    full_id, names = loaded_id.full_id if isinstance(loaded_id, Refused) else loaded_id, names_by_id(session.gate)
+    full_id = loaded_id.full_id if isinstance(loaded_id, Refused) else loaded_id
     for entry in record.active:
         for item in entry.imports:
-            matches = item.id in {full_id, wanted_name} or wanted_name == public_name(session.skills[item.id], names)
-            if matches and item.id not in record.ids:
+            known_as = {item.id, public_name(session.skills[item.id], session.gate)}
+            if (full_id == item.id or wanted_name in known_as) and item.id not in record.ids:
                 return Target(session, session.skills[item.id], entry)
     if isinstance(loaded_id, Refused):
         core.granted(call, session, [wanted_name], "model")  # raises `skill_not_found`, as every refusal does
@@ -216,9 +214,8 @@ async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
         raise not_found([ref], gate.names, (grant,))
     body = await core.bodies.fresh(grant.skill)
     tree = await asyncio.to_thread(fresh_tree, grant.skill)
-    names = names_by_id(gate)
-    imports = tuple(public_name(skill, names) for skill in grant.closure if skill.full_id != grant.full_id)
-    return skill_receipt(grant.skill, body, names, core.config.locations, imports=imports, tree=tree)
+    imports = tuple(public_name(skill, gate) for skill in grant.closure if skill.full_id != grant.full_id)
+    return skill_receipt(grant.skill, body, gate, core.config.locations, imports=imports, tree=tree)
 
 
 def fresh_tree(skill: Skill) -> str:

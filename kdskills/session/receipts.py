@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 Wire: TypeAlias = Mapping[str, Any]
@@ -266,11 +266,6 @@ class PromptParts:
     def digest(self) -> str:
         """`sha256:` + hex of `text`."""
         return text_digest(self.text)
-
-    def with_base(self, base: str, count: Callable[[str], int]) -> PromptParts:
-        """Return the parts with the bundle's own text in its place, counted anew."""
-        moved = replace(self, base=base.strip())
-        return replace(moved, tokens=count(moved.text))
 
 
 def text_digest(text: str) -> str:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from kdskills.errors import BadRequest, SessionError
+from kdskills.errors import BadRequest, PolicyUnavailable, SessionError
 from kdskills.session import loading, reading, scripts, snapshots, tools
 from kdskills.session.bodies import Bodies
 from kdskills.session.codes import invalid, not_found
@@ -41,7 +41,7 @@ from kdskills.session.receipts import (
 )
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.snapshots import SessionSnapshot
-from kdskills.session.source import Gate, GateOf, Locations, SkillCatalog, Subsystem, frozen
+from kdskills.session.source import Gate, GateOf, Locations, SkillCatalog, Subsystem
 from kdskills.session.store import MemoryStore, SessionHead, SessionRecord, SessionStore
 from kdskills.session.threads import LoopThread
 from kdskills.session.tools import Catalogs, instructions
@@ -431,8 +431,13 @@ class SkillRuntime:
 
 
 def _gate_of(subsystem: Subsystem | None, view: Gate | None, catalog: SkillCatalog | None, consumer: str) -> GateOf:
+    def frozen(asking: str) -> Gate:
+        if asking != consumer or view is None:
+            raise PolicyUnavailable(f"this runtime holds the view of {consumer!r} only", consumer=asking)
+        return view
+
     sources: list[GateOf] = [] if subsystem is None else [subsystem.view]
-    sources += [] if view is None else [frozen(view, consumer)]
+    sources += [] if view is None else [frozen]
     sources += [] if catalog is None else [catalog.gate]
     if len(sources) != 1:
         raise config_invalid(f"exactly one of subsystem, view and catalog must be given, not {len(sources)}")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from kdskills.bundle import SkillsDescriptor
-from kdskills.errors import CallerMustAct, Diagnostic, PolicyUnavailable, StrPath, path_argument
+from kdskills.errors import CallerMustAct, Diagnostic, StrPath, path_argument
 from kdskills.session.codes import not_found
 from kdskills.skills.model import Skill
 from kdskills.skills.registry import SkillRegistry
@@ -37,22 +37,6 @@ class Subsystem(Protocol):
 
 GateOf = Callable[[str], Gate]
 """Gives the gate in force for a consumer, as things are now."""
-
-
-def frozen(view: Gate, consumer: str) -> GateOf:
-    """Return what gives *view* whatever changes; it raises PolicyUnavailable for another consumer, unknown here."""
-
-    def gate(asking: str) -> Gate:
-        if asking != consumer:
-            raise PolicyUnavailable(f"this runtime holds the view of {consumer!r} only", consumer=asking)
-        return view
-
-    return gate
-
-
-def names_by_id(gate: Gate) -> dict[str, str]:
-    """Return `{full id: name}` of the listed skills."""
-    return {full_id: name for name, full_id in gate.names.items()}
 
 
 class SkillCatalog:

@@ -134,11 +134,6 @@ def prompt_order(entries: Sequence[LoadedSkill]) -> tuple[tuple[str, str, str | 
     return tuple(order)
 
 
-def most_recent(record: SessionRecord) -> str | None:
-    """Return the full id of the skill loaded last, or None."""
-    return record.active[-1].id if record.active else None
-
-
 def iso(moment: datetime) -> str:
     """Return UTC ISO-8601 with `Z` and microseconds."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -9,6 +9,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -21,8 +22,8 @@ from kdskills.prompts import ActiveEntry, Catalog, hidden_alias, render_active
 from kdskills.session import loading, reading, scripts
 from kdskills.session.approval import origin_of
 from kdskills.session.codes import invalid, refuse
-from kdskills.session.core import Call, Core
-from kdskills.session.loading import LoadedTexts, adopt, loaded_now, public_id, public_name, shown_text
+from kdskills.session.core import Call, Core, GatedSession
+from kdskills.session.loading import adopt, loaded_now, public_id, public_name, shown_text
 from kdskills.session.receipts import (
     LoadReceipt,
     PromptParts,
@@ -33,7 +34,7 @@ from kdskills.session.receipts import (
     ToolSuccess,
     UnloadReceipt,
 )
-from kdskills.session.source import Gate, names_by_id
+from kdskills.session.source import Gate
 
 MAX_ENUM: Final = 250
 
@@ -333,11 +334,10 @@ class Catalogs:
         return self._once(self._specs, (tools, names, style), lambda: specs(tools, names, style))
 
 
-def active_text(core: Core, call: Call, loaded: LoadedTexts) -> str:
+def active_text(core: Core, call: Call, session: GatedSession) -> str:
     """Return `<active_skills>` in load order, imports before their first importer."""
-    names = names_by_id(loaded.session.gate)
     entries: list[ActiveEntry] = []
-    for item in loaded.texts:
+    for item in session.texts:
         attributes: dict[str, str] = {}
         origin = origin_of(item.skill.namespace)
         if origin is not None:
@@ -347,26 +347,25 @@ def active_text(core: Core, call: Call, loaded: LoadedTexts) -> str:
         if item.stale and core.first_time((call.session_id, item.skill.full_id, item.current)):
             core.emit(call, "skill.stale", id=public_id(item.skill))
         if item.importer is not None:
-            attributes["imported-by"] = public_name(loaded.session.skills[item.importer], names)
+            attributes["imported-by"] = public_name(session.skills[item.importer], session.gate)
         alias = hidden_alias(item.skill.full_id) if item.skill.hidden else None
         text = shown_text(call, item) if origin is None else ELSEWHERE
-        entries.append(ActiveEntry(public_name(item.skill, names), text, alias, attributes))
+        entries.append(ActiveEntry(public_name(item.skill, session.gate), text, alias, attributes))
     return render_active(entries)
 
 
 async def instructions(core: Core, call: Call, catalogs: Catalogs, offered: Sequence[str]) -> PromptParts:
     """Return the parts for a model call. Equal state gives equal bytes."""
-    loaded = await loaded_now(core, call)
-    adopt(call, loaded)
-    gate = loaded.session.gate
-    names = names_by_id(gate)
-    pinned = [entry.id for entry in loaded.session.record.active if entry.id in names]
+    session = await loaded_now(core, call)
+    adopt(call, session)
+    gate, record = session.gate, session.record
+    pinned = [full_id for full_id in record.ids if full_id in gate.names_by_id]
     catalog = catalogs.catalog_text(core, call, gate, pinned)
     if catalog.total and catalog.shown < catalog.total:
         core.emit(call, "catalog.truncated", shown=catalog.shown, total=catalog.total, level=catalog.level)
     in_text = core.config.body_in == "instructions"
-    tools = offered if names or loaded.session.record.active else ()
+    tools = offered if gate.names or record.active else ()
     rules = rules_text(tools, style=call.scope.style, offered=in_text)
-    active = active_text(core, call, loaded) if in_text else ""
+    active = active_text(core, call, session) if in_text else ""
     parts = PromptParts(rules, catalog.text, active, call.scope.base.strip(), level=catalog.level)
-    return parts.with_base(parts.base, lambda text: core.count(call.scope, text))
+    return replace(parts, tokens=core.count(call.scope, parts.text))

@@ -223,14 +223,18 @@ class SkillView:
         )
 
     @cached_property
+    def names_by_id(self) -> Mapping[str, str]:
+        """`{full id: name}` of the listed skills."""
+        return {full_id: name for name, full_id in self.names.items()}
+
+    @cached_property
     def _entries(self) -> tuple[CatalogEntry, ...]:
         from kdskills.prompts import CatalogEntry
 
-        names = {full_id: name for name, full_id in self.names.items()}
         cache = self.state.entries
         entries = []
         for short, full_id in self.short_ids.items():
-            skill, name = self.listed[full_id], names[full_id]
+            skill, name = self.listed[full_id], self.names_by_id[full_id]
             cached_skill, entry = cache.get(full_id, (None, None))
             if entry is None or cached_skill is not skill or (entry.short_id, entry.display_name) != (short, name):
                 entry = _entry(CatalogEntry, skill, short, name)

@@ -17,7 +17,6 @@ from kdskills.session.store import (
     iso,
     load_mode,
     merge_entries,
-    most_recent,
     next_ids,
     prompt_order,
     without,
@@ -99,13 +98,12 @@ def test_a_loaded_import_is_no_import() -> None:
 
 
 def test_record_facts() -> None:
-    """Ids, digests, head and the most recent skill follow from the entries."""
+    """Ids, digests and head follow from the entries."""
     record = SessionRecord("s", "c", 3, NOW, NOW, 8, (entry("a", "x"), entry("b")))
     assert (record.ids, record.digests) == (("a", "b"), frozenset({"d-a", "d-b", "d-x"}))
-    assert most_recent(record) == "b"
     assert record.head().active == ("a", "b")
+    assert (record.ids[-1], record.with_active((), NOW).ids) == ("b", ())
     assert record.with_active((), NOW).version == 4
-    assert most_recent(record.with_active((), NOW)) is None
 
 
 @given(st.datetimes(timezones=st.just(UTC)).filter(lambda moment: moment.year >= 1970))
