@@ -314,8 +314,10 @@ class SkillRuntime:
             SessionError: `session_exists`.
         """
         parsed = snapshot if isinstance(snapshot, SessionSnapshot) else SessionSnapshot.from_json(snapshot)
-        order = snapshots.RestoreOrder(consumer or self.config.consumer, session_id, overwrite, by)
-        record = await snapshots.restore(self._core, parsed, order)
+        asked = consumer or self.config.consumer
+        record = await snapshots.restore(
+            self._core, parsed, consumer=asked, session_id=session_id, overwrite=overwrite, max_loader=by
+        )
         return Session(self, record.session_id, record.consumer)
 
     # ---- skills ----

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import BadRequest, SessionError, ToolCallRefused
 from kdskills.session.core import Call, Core, checked_id, loader_of, session_not_found, store_errors
@@ -18,6 +18,7 @@ from kdskills.skills.model import Skill
 from kdskills.skills.selection import By, Refused
 
 SCHEMA: Final = "kdskills.session/1"
+_LOADERS: Final[tuple[By, ...]] = ("model", "user", "code")
 
 
 class _Imported(BaseModel):
@@ -27,9 +28,13 @@ class _Imported(BaseModel):
     tree_digest: str = ""
 
 
+_Moment = Annotated[str, AfterValidator(from_iso)]
+_Loader = Annotated[str, AfterValidator(lambda name: name if name in _LOADERS else "model")]
+
+
 class _Entry(_Imported):
-    loaded_at: str
-    loaded_by: str = "model"
+    loaded_at: _Moment
+    loaded_by: _Loader = "model"
     imports: list[_Imported] = []
 
 
@@ -38,8 +43,8 @@ class _Wire(BaseModel):
     session_id: str
     consumer: str
     version: int = 1
-    created_at: str
-    touched_at: str
+    created_at: _Moment
+    touched_at: _Moment
     max_active: Annotated[int, Field(ge=1)] | None = 8
     active: list[_Entry] = []
     bodies: dict[str, str] = {}
@@ -72,7 +77,10 @@ class SessionSnapshot:
             problem = error.errors(include_url=False, include_input=False)[0]
             location = "/".join(str(part) for part in problem["loc"])
             raise BadRequest(f"not a snapshot: {location}: {problem['msg']}", code="snapshot_unsupported") from None
-        return cls(_record(wire), dict(wire.bodies))
+        imports = [tuple(ImportedSkill(**dict(item)) for item in entry.imports) for entry in wire.active]
+        active = (LoadedSkill(**dict(entry) | {"imports": of}) for entry, of in zip(wire.active, imports, strict=True))
+        facts = {name: value for name, value in wire if name != "bodies"}
+        return cls(SessionRecord(**facts | {"active": tuple(active)}), dict(wire.bodies))
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -81,22 +89,6 @@ def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
         name: iso(value) if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value
         for name, value in items
     }
-
-
-def _record(wire: _Wire) -> SessionRecord:
-    entries = tuple(
-        LoadedSkill(
-            **entry.model_dump(exclude={"loaded_at", "loaded_by", "imports"}),
-            loaded_at=from_iso(entry.loaded_at),
-            loaded_by=entry.loaded_by if entry.loaded_by in {"model", "user", "code"} else "model",
-            imports=tuple(ImportedSkill(**item.model_dump()) for item in entry.imports),
-        )
-        for entry in wire.active
-    )
-    times = {"created_at": from_iso(wire.created_at), "touched_at": from_iso(wire.touched_at)}
-    return SessionRecord(
-        wire.session_id, wire.consumer, wire.version, **times, max_active=wire.max_active, active=entries
-    )
 
 
 async def snapshot(core: Core, session_id: str, bodies: bool) -> SessionSnapshot:
@@ -112,31 +104,9 @@ async def snapshot(core: Core, session_id: str, bodies: bool) -> SessionSnapshot
     return SessionSnapshot(record, texts)
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreOrder:
-    """How the calling program wants a snapshot restored.
-
-    Attributes:
-        consumer: Whose session it must be; a snapshot of another consumer is refused.
-        session_id: Id of the restored session; None: the snapshot's.
-        overwrite: Whether a session of that id is replaced.
-        max_loader: The most an entry's `loaded_by` counts for.
-    """
-
-    consumer: str
-    session_id: str | None = None
-    overwrite: bool = False
-    max_loader: By = "model"
-
-    def loader(self, entry: LoadedSkill) -> By:
-        """Return who loaded *entry*, at most `max_loader`: a snapshot cannot widen what its reader vouches for."""
-        return min(loader_of(entry), self.max_loader, key=_LOADERS.index)
-
-
-_LOADERS: Final[tuple[By, ...]] = ("model", "user", "code")
-
-
-async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) -> SessionRecord:
+async def restore(
+    core: Core, snapshot: SessionSnapshot, *, consumer: str, session_id: str | None, overwrite: bool, max_loader: By
+) -> SessionRecord:
     """Bring a session back under the gate as it is now; the sequence of its skills stays.
 
     Anybody may have edited a snapshot, so it only says which skills were loaded: their texts come from this runtime's
@@ -147,20 +117,21 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
             message = f"a body of the snapshot is not what its digest says: {digest}"
             raise BadRequest(message, code="snapshot_unsupported")
     record = snapshot.record
-    if record.consumer != order.consumer:
+    if record.consumer != consumer:
         raise BadRequest(
-            f"the snapshot is of consumer {record.consumer!r}, and is to be restored for {order.consumer!r}; "
+            f"the snapshot is of consumer {record.consumer!r}, and is to be restored for {consumer!r}; "
             "say consumer= of the session it was taken from",
             code="snapshot_untrusted",
             consumer=record.consumer,
-            expected=order.consumer,
+            expected=consumer,
         )
-    session_id = checked_id(order.session_id if order.session_id is not None else record.session_id)
+    session_id = checked_id(session_id if session_id is not None else record.session_id)
     call = Call(session_id, NO_TURN)
     gate = core.gate_of(record.consumer)
     active: list[LoadedSkill] = []
     for entry in {entry.id: entry for entry in record.active}.values():  # an id stands once
-        loader = order.loader(entry)
+        # a snapshot cannot widen what its reader vouches for
+        loader = min(loader_of(entry), max_loader, key=_LOADERS.index)
         grant = gate.resolve(entry.id, by=loader)
         if isinstance(grant, Refused):
             core.emit(call, "diagnostic", code="restore_dropped", id=entry.id, refusal=grant.code)
@@ -186,7 +157,7 @@ async def restore(core: Core, snapshot: SessionSnapshot, order: RestoreOrder) ->
         max_active=min(caps, default=None),
         active=tuple(active),
     )
-    return await _store_record(core, restored, order.overwrite)
+    return await _store_record(core, restored, overwrite)
 
 
 async def _has_text(core: Core, skill: Skill, digest: str, bodies: Mapping[str, str]) -> bool:

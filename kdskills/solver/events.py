@@ -32,15 +32,8 @@ class TokenUsage(Form):
 class CallRecord(Form):
     """One tool call and what came of it.
 
-    Attributes:
-        id: The call's id.
-        tool: Dotted id of the tool, or the spelling asked for when there is none.
-        arguments: The arguments as the model wrote them, secrets masked.
-        ok: Whether the tool did what was asked.
-        result: The text the model got, when ok.
-        error: The code, when not.
-        duration_ms: Time it took.
-        artifacts: Files it left in the turn's folder.
+    `tool` is its dotted id, or the spelling asked for when there is none; in `arguments` secrets are masked. `result`
+    is the text the model got when ok, `error` the code when not, `artifacts` are files it left in the turn's folder.
     """
 
     id: str
@@ -56,17 +49,8 @@ class CallRecord(Form):
 class Step(Form):
     """One model call with the tool calls it led to.
 
-    Attributes:
-        index: 1, 2, 3…
-        role: Who asked: the decision, a generator.
-        duration_ms: Time of model and tools.
-        text: What the model said.
-        calls: Its tool calls, in order.
-        usage: Tokens of the model call.
-        retries: Tries before the one that answered.
-        active_before: Names of the active skills when the model was asked.
-        active_after: The same after the calls.
-        prompt_digest: Digest of the top-level text.
+    `role` is who asked, `duration_ms` of model and tools, `retries` tries before the one that answered. `active_before`
+    and `active_after` name the skills when the model was asked and after the calls; `prompt_digest` is of the instructions.
     """
 
     index: int
@@ -112,8 +96,6 @@ class TurnResult(Form):
     """What came of a turn.
 
     Attributes:
-        turn_id: Id of the turn.
-        session_id: Its session.
         status: `final`; `unverified` (the answer still names files that are not there); `partial` (out of steps or calls), `budget` (out of tokens or time), `stuck`, `failed`.
         stop_reason: Why it ended: `answer`, a bound's name, or an error's code.
         text: The answer, citations as `[[S:1]]`.
@@ -121,11 +103,6 @@ class TurnResult(Form):
         sources: Rows of the turn's pool, by sid.
         cited: The sids `text` cites that resolve, in order.
         citation_issues: Citations that do not resolve.
-        skills_used: Skills that took part.
-        files: Files the turn produced.
-        steps: Model calls and their tool calls.
-        usage: Tokens of all model calls.
-        duration_ms: Time of the whole turn.
         model: The decision model, `provider:model`.
         replayed: Whether replies came from a recording.
         diagnostics: What was left out, cut or found odd.
@@ -213,17 +190,10 @@ def _no_transcript(path: StrPath) -> BadRequest:
 
 
 class Event(Form):
-    """Something that happened in a turn.
+    """Something that happened in a turn: `seq` is 1, 2, 3… without gaps, `ts` UTC time in ISO-8601 with `Z`.
 
-    Attributes:
-        seq: 1, 2, 3… without gaps.
-        ts: UTC time, ISO-8601 with `Z`.
-        type: The kind of event.
-        turn_id: The turn.
-        session_id: Its session.
-        step: Index of the step it belongs to; 0 before the first.
-        merged: How many further events of the same kind, directly before this one, were merged into it for a slow
-            reader. Only `model.delta` and `tool.output` are ever merged.
+    `step` is the index of the step it belongs to, 0 before the first. `merged` says how many further events of the same
+    kind, directly before this one, were merged into it for a slow reader: only `model.delta` and `tool.output` are.
     """
 
     seq: int
@@ -257,10 +227,8 @@ class TurnFinished(Event):
 class PromptBuilt(Event):
     """What the next model call sends: the digest of its top-level text, the skills on offer and those active.
 
-    Attributes:
-        tokens: Estimate of all that is sent: text, tools and history.
-        text: The text itself, the first time it is used in the turn; later events with the same digest leave it out.
-        asked: The last user message, where it is not the turn's request.
+    `tokens` estimates text, tools and history together. `text` is given the first time it is used in the turn; `asked`
+    is the last user message where it is not the turn's request.
     """
 
     type: Literal["prompt.built"] = "prompt.built"
@@ -482,13 +450,9 @@ EVENT_TYPES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a transcript tells.
+    """What a transcript tells: `started` is None when the turn broke off before it, `result` when it did not end.
 
-    Attributes:
-        started: The first event, or None when the turn broke off before it.
-        events: All events in the order they were written.
-        result: What came of the turn, or None when it did not end.
-        diagnostics: What is odd about the file: lines cut, missing or of a newer version.
+    `diagnostics` say what is odd about the file: lines cut, missing or of a newer version.
     """
 
     started: TurnStarted | None

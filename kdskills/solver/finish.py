@@ -219,7 +219,7 @@ def _result(turn: Turn) -> TurnResult:
         citation_issues=issues_of(text, pool),
         skills_used=tuple(log.skills.values()),
         files=files,
-        steps=tuple(sorted(log.steps, key=lambda step: step.index)),
+        steps=tuple(step for _, step in sorted(log.steps.items())),
         usage=log.tokens,
         duration_ms=log.duration_ms,
         model=model.name,

@@ -25,10 +25,8 @@ from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.finish import unknown_sids
-from kdskills.solver.turn import TimedReply
 
 if TYPE_CHECKING:
-    from kdskills.session.receipts import PromptParts
     from kdskills.solver.turn import Turn
 
 
@@ -202,8 +200,8 @@ class Loop:
         specs = turn.tool_specs()
         self._dispatcher.offered = frozenset(spec.tool_id for spec in specs)
         before = await turn.active_names()
-        answered, prompt = await self._decide(specs, before)
-        reply = replace(answered.reply, calls=unique_calls(answered.reply.calls, self._call_ids))
+        reply = await self._decide(specs, before)
+        reply = replace(reply, calls=unique_calls(reply.calls, self._call_ids))
         self._dispatcher.answered = []
         try:
             if reply.calls:
@@ -215,15 +213,14 @@ class Loop:
             if reply.text.strip() or reply.calls:
                 log.messages.append(Message("assistant", reply.text, calls=reply.calls))
             log.messages += [answer.message() for answer in answers]
-            turn.log_reply(turn.bus.step, DECISION, answered, prompt.digest, before)
             took = round((time.monotonic() - started_at) * 1000)  # of the model and of the tools
             facts: dict[str, object] = {"duration_ms": took, "calls": tuple(answer.record() for answer in answers)}
-            log.steps[-1] = log.steps[-1].model_copy(update=facts)
-        after = await turn.active_names()
-        log.steps[-1] = log.steps[-1].model_copy(update={"active_after": after})
+            log.steps[turn.bus.step] = log.steps[turn.bus.step].model_copy(update=facts)
+        after = {"active_after": await turn.active_names()}
+        log.steps[turn.bus.step] = log.steps[turn.bus.step].model_copy(update=after)
         return reply, answers
 
-    async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> tuple[TimedReply, PromptParts]:
+    async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> ModelReply:
         """Ask the decision model; once more with a shorter history when the request did not fit."""
         turn = self._turn
         prompt = await turn.session.instructions()
@@ -242,16 +239,14 @@ class Loop:
         )
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
         try:
-            answered = await turn.ask(turn.bus.step, request)
+            return await turn.ask(turn.bus.step, request)
         except ModelFailed as error:
             shorter = messages
             if error.code == "context_full":
                 shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
             if shorter == messages:
                 raise
-            answered = await turn.ask(turn.bus.step, replace(request, messages=shorter))
-        self._log.usage += answered.reply.usage
-        return answered, prompt
+            return await turn.ask(turn.bus.step, replace(request, messages=shorter))
 
     async def _fitted(self, budget: int) -> tuple[Message, ...]:
         pins = await self._turn.pins()
@@ -268,12 +263,9 @@ class Loop:
         """Ask for text, without tools; the step is logged."""
         turn, log = self._turn, self._log
         turn.bus.step = log.begin_step()
-        active = await turn.active_names()
-        answered, prompt = await self._decide((), active)
-        reply = answered.reply
+        reply = await self._decide((), await turn.active_names())
         if reply.text.strip():
             log.messages.append(Message("assistant", reply.text))
-        turn.log_reply(turn.bus.step, DECISION, answered, prompt.digest, active)
         return reply.text
 
     async def _answer(self, text: str) -> bool:

@@ -217,7 +217,7 @@ class TurnLog:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.messages: list[Message] = []
-        self.steps: list[Step] = []
+        self.steps: dict[int, Step] = {}
         self.usage = Usage()
         self.calls = 0
         self.text = ""

@@ -52,15 +52,6 @@ if TYPE_CHECKING:
 RETRY_BASE_S, RETRY_CAP_S = 0.5, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class TimedReply:
-    """A reply of a model, how often the call was tried again, and how long all tries took together."""
-
-    reply: ModelReply
-    retries: int
-    duration_ms: int
-
-
 def _encodable(reply: ModelReply) -> ModelReply:
     """Return *reply* with texts every transport can encode: as part of the history they are sent with each request."""
     calls = tuple(
@@ -138,8 +129,8 @@ class Turn:
         """The turn's sources."""
         return self.sources.pool
 
-    async def ask(self, step: int, request: ModelRequest) -> TimedReply:
-        """Ask the model of a role, as a step of this turn; a call that failed with a retryable error is tried again.
+    async def ask(self, step: int, request: ModelRequest) -> ModelReply:
+        """Ask the model of a role, as a step of this turn, and log it; a call that failed retryably is tried again.
 
         Raises ModelFailed for good (`context_full` when the request does not fit), and ReplayError.
         """
@@ -168,15 +159,22 @@ class Turn:
             for call in reply.calls:
                 redactor.arguments(call.arguments)
             span.replied(replace(reply, text=redactor.text(reply.text)))
-        emit(
-            ModelReplied,
-            model=reply.model or provider.name,
+        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
+        facts = {"model": reply.model or provider.name, "finish_reason": reply.finish_reason}
+        emit(ModelReplied, text=reply.text, calls=tuple(call.tool for call in reply.calls), usage=usage, **facts)
+        self.log.usage += reply.usage
+        self.log.steps[step] = Step(
+            index=step,
+            role=request.role,
+            duration_ms=round((time.monotonic() - started_at) * 1000),
             text=reply.text,
-            calls=tuple(call.tool for call in reply.calls),
-            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-            finish_reason=reply.finish_reason,
+            usage=usage,
+            retries=attempt,
+            active_before=request.active,
+            active_after=request.active,
+            prompt_digest=text_digest(request.instructions),
         )
-        return TimedReply(reply, attempt, round((time.monotonic() - started_at) * 1000))
+        return reply
 
     async def _ask_once(self, provider: ModelProvider, request: ModelRequest, emit: Callable[..., None]) -> ModelReply:
         try:
@@ -256,22 +254,6 @@ class Turn:
         skill = self.subsystem.registry.get(active.full_id)
         return active.body if skill is None else self.sources.adopt(skill, active.body, digest=active.receipt.digest)
 
-    def log_reply(self, index: int, role: str, answered: TimedReply, prompt: str, active: tuple[str, ...]) -> None:
-        """Log a step that is one model call, with the digest of its *prompt* and the skills *active* in it."""
-        reply = answered.reply
-        step = Step(
-            index=index,
-            role=role,
-            duration_ms=answered.duration_ms,
-            text=reply.text,
-            usage=TokenUsage(input=reply.usage.input, output=reply.usage.output),
-            retries=answered.retries,
-            active_before=active,
-            active_after=active,
-            prompt_digest=prompt,
-        )
-        self.log.steps.append(step)
-
     def note_active(self, active: list[ActiveSkill]) -> None:
         """Note the active skills and what they brought along as used."""
         for skill in active:
@@ -337,8 +319,4 @@ class Turn:
             text=instructions if self.log.first_time(digest) else "",
             asked=prompt,
         )
-        request = ModelRequest(role, instructions, (Message("user", prompt),), (), active)
-        answered = await self.ask(index, request)
-        self.log.usage += answered.reply.usage
-        self.log_reply(index, role, answered, digest, active)
-        return answered.reply
+        return await self.ask(index, ModelRequest(role, instructions, (Message("user", prompt),), (), active))

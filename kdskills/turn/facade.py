@@ -1,8 +1,8 @@
 """Functions over what is active here, for code that does not pass a view around, and the instruction block of some skills.
 
 Without `consumer` and `tools` they use the active view; with one of them, the view of that consumer (by default the active
-one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). Every one of them
-raises `NoActiveSkills` when nothing is active; `instruction_block` takes its view.
+one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). `by` says who starts
+the skills. Every one of them raises `NoActiveSkills` when nothing is active; `instruction_block` takes its view.
 """
 
 from __future__ import annotations
@@ -114,14 +114,7 @@ def _view(consumer: str | None, tools: Tools, include_internal: bool | None = No
 def get_skill(ref: str, *, consumer: str | None = None, tools: Tools = None, by: By = "model") -> Skill | None:
     """Return the skill *ref* names, hidden ones too, or None when there is none or it is refused.
 
-    Args:
-        ref: A full id, bare id or short id of the view.
-        consumer: Who asks instead of the active one.
-        tools: Its tools instead of the active ones.
-        by: Who starts the skill.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    *ref* is a full id, bare id or short id of the view; raises NoActiveSkills when nothing is active here.
     """
     outcome = _view(consumer, tools).gate(ref, by=by, names=False)
     return outcome.skill if isinstance(outcome, Granted) else None
@@ -137,8 +130,7 @@ def resolve_skill_ref(
 ) -> str | None:
     """Return the full id *ref* names, or None; *short_id_map* replaces the view's numbers, the gate still decides.
 
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    Raises NoActiveSkills when nothing is active here.
     """
     outcome = _view(consumer, tools).gate(ref, by=by, numbers=short_id_map, names=False)
     return outcome.full_id if isinstance(outcome, Granted) else None
@@ -152,22 +144,12 @@ def skills_for_consumer(
     tools: Tools = None,
     by: By = "model",
 ) -> list[Skill]:
-    """Return the skills a consumer may load, sorted by full id.
+    """Return the skills a consumer (None: the active one) may load, sorted by full id; by `code` leaves nothing out.
 
-    Args:
-        consumer: Whose skills; None for the active one.
-        include_internal: Whether the internal namespace is open.
-        include_hidden: Whether hidden skills are among them.
-        tools: The consumer's tools instead of the active ones.
-        by: Who would start them; `code` leaves nothing out.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    *include_internal* opens the internal namespace. Raises NoActiveSkills when nothing is active here.
     """
-    view = _view(consumer, tools, include_internal)
-    return [
-        skill for skill in view.skills.values() if (include_hidden or not skill.hidden) and refuse_by(skill, by) is None
-    ]
+    skills = _view(consumer, tools, include_internal).skills.values()
+    return [skill for skill in skills if (include_hidden or not skill.hidden) and refuse_by(skill, by) is None]
 
 
 def import_skillset(
@@ -178,11 +160,7 @@ def import_skillset(
     tools: Tools = None,
     by: By = "model",
 ) -> SkillSet:
-    """Return the full ids of everything *refs* bring along, dependencies first.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
-    """
+    """Return the full ids of everything *refs* bring along, dependencies first; raises NoActiveSkills."""
     view = _view(consumer, tools)
     references = (refs,) if isinstance(refs, str) else refs
     closure = view.join(view.gate(ref, by=by, numbers=short_id_map, names=False) for ref in references)
@@ -190,15 +168,9 @@ def import_skillset(
 
 
 def build_skill_short_id_map(*, consumer: str | None = None, tools: Tools = None, by: By = "model") -> dict[str, str]:
-    """Return `{"SK1": full id}` of what is listed for a consumer.
+    """Return `{"SK1": full id}` of what is listed for a consumer; raises NoActiveSkills.
 
-    Args:
-        consumer: Whose numbers; None for the active view's.
-        tools: The consumer's tools instead of the active ones.
-        by: Changes nothing: numbers are those of the catalog a model reads, whoever asks.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    *by* changes nothing: numbers are those of the catalog a model reads, whoever asks.
     """
     return dict(_view(consumer, tools).short_ids)
 
@@ -206,16 +178,9 @@ def build_skill_short_id_map(*, consumer: str | None = None, tools: Tools = None
 def skills_gallery_text(
     *, consumer: str | None = None, budget: int | None = None, tools: Tools = None, by: By = "model"
 ) -> str:
-    """Return the gallery of what is listed for a consumer.
+    """Return the gallery of what is listed for a consumer, in at most *budget* tokens; raises NoActiveSkills.
 
-    Args:
-        consumer: Whose gallery; None for the active view's.
-        budget: Most tokens of the text; None for no bound.
-        tools: The consumer's tools instead of the active ones.
-        by: Changes nothing: a catalog is what a model reads; people have the picker.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    *by* changes nothing: a catalog is what a model reads; people have the picker.
     """
     return _view(consumer, tools).catalog("gallery", budget=budget).text
 
@@ -230,22 +195,12 @@ def build_skills_instruction_block(
     tools: Tools = None,
     by: By = "model",
 ) -> InstructionBlock:
-    """Return the texts of *refs* and what they import as one block.
+    """Return the texts of *refs* (a string is one) and what they import as one block; raises NoActiveSkills.
 
     Short ids are those of the active view, also for another consumer: one view numbers the whole turn. The gate of
     *consumer* decides.
 
-    Args:
-        refs: References; a string is one.
-        variant: `full` or `compact`.
-        header: The block's first line, without brackets.
-        pool: The turn's pool; pass it and keep the block's `.pool`. None means a fresh one.
-        consumer: Whose block, instead of the active one's.
-        tools: Its tools instead of the active ones.
-        by: Who starts the skills.
-
-    Raises:
-        NoActiveSkills: Nothing is active here.
+    *pool* is the turn's, None a fresh one: pass it and keep the block's `.pool`.
     """
     view = _view(consumer, tools)
     active_view = current().view

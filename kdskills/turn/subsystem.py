@@ -42,15 +42,12 @@ class Registry(Protocol):
 
     def snapshot(self) -> Snapshot:
         """Return what is known now."""
-        ...
 
     def refresh(self) -> RefreshReport:
         """Look again."""
-        ...
 
     def clear_cache(self) -> None:
         """Forget everything."""
-        ...
 
 
 class SubsystemSource(NamedTuple):
@@ -318,35 +315,21 @@ def current() -> Activation:
 
 
 def get_active_skills_subsystem() -> SkillsSubsystem:
-    """Return the subsystem in force in this context.
-
-    Raises:
-        NoActiveSkills: Nothing is active; plain threads start with nothing.
-    """
+    """Return the subsystem in force in this context; raises NoActiveSkills: plain threads start with nothing."""
     return current().subsystem
 
 
 def get_active_view() -> SkillView:
-    """Return the view in force in this context.
-
-    Raises:
-        NoActiveSkills: Nothing is active.
-    """
+    """Return the view in force in this context; raises NoActiveSkills."""
     return current().view
 
 
 def set_active_skills_subsystem(
     subsystem: SkillsSubsystem, *, consumer: str | None = None, tools: Iterable[Any] | str | None = None
 ) -> Activation:
-    """Put a subsystem in force at once, for entry points.
+    """Put a subsystem in force at once, for entry points; None is the anonymous consumer, or no tool gate.
 
-    Args:
-        subsystem: What becomes active.
-        consumer: Whose view; None is an anonymous consumer.
-        tools: The consumer's tools; None for no tool gate.
-
-    Returns:
-        A handle that is a context manager; leaving or closing it puts back what was in force before.
+    Returns a handle that is a context manager; leaving or closing it puts back what was in force before.
     """
     return Activation(subsystem, subsystem.view(consumer, tools)).open()
 
@@ -359,11 +342,7 @@ def activated(subsystem: SkillsSubsystem, view: SkillView) -> Iterator[SkillView
 
 
 def bound(fn: Callable[P, R]) -> Callable[P, R]:
-    """Return *fn* with what is active here in force wherever it runs, such as in a thread.
-
-    Raises:
-        NoActiveSkills: Nothing is active to carry.
-    """
+    """Return *fn* with what is active here in force wherever it runs, such as in a thread; raises NoActiveSkills."""
     active = current()
 
     if iscoroutinefunction(fn):
