@@ -50,7 +50,7 @@ class Step(Form):
     """One model call with the tool calls it led to.
 
     `role` is who asked, `duration_ms` of model and tools, `retries` tries before the one that answered. `active_before`
-    and `active_after` name the skills when the model was asked and after the calls; `prompt_digest` is of the instructions.
+    and `active_after` name the skills when the model was asked and after the calls; `prompt_digest` is of its text.
     """
 
     index: int
