@@ -20,6 +20,7 @@ import json
 import os
 import resource
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -103,9 +104,9 @@ class BwrapBox:
         return pid is not None and processes.send(pid, number, self.namespace)
 
     def terminate(self) -> None:
-        """Ask the whole tree to end."""
-        if self.init > 0:
-            processes.terminate(self.init, self.namespace)
+        """Send TERM to every process in the sandbox but its first, which ignores it."""
+        for pid in processes.descendants(self.init) if self.init > 0 else ():
+            processes.send(pid, signal.SIGTERM, self.namespace)
 
     def kill(self) -> None:
         """End the whole tree; the launcher goes with it."""
@@ -121,8 +122,11 @@ class BwrapBox:
         """
         self.kill()
         self._launcher.wait()
-        if self.init_fd >= 0 and not processes.wait_for_exit(self.init_fd, KILLED_S):
-            raise SetupFailed("a process of the sandbox survived SIGKILL", pid=self.init)
+        if self.init_fd >= 0:
+            exits = select.poll()
+            exits.register(self.init_fd, select.POLLIN)
+            if not exits.poll(KILLED_S * 1000):
+                raise SetupFailed("a process of the sandbox survived SIGKILL", pid=self.init)
         end = time.monotonic() + 0.2
         while self._read_status(end):
             pass
@@ -188,15 +192,8 @@ OWN_PROCESSES = 2
 class SandboxSetup:
     """What every run of one engine shares.
 
-    Attributes:
-        programs: Absolute paths of `bwrap`, `prlimit` and `setpriv`.
-        drop_to: Host uid and gid that `setpriv` takes on before anything else; None keeps ours.
-        rootfs: What sandboxes call `/`.
-        seccomp: The system call filter.
-        spawner: One long-lived thread, which `--die-with-parent` is tied to.
-        cgroups: Where a leaf can be made for each run.
-        nproc: Whether RLIMIT_NPROC bounds exactly one sandbox.
-        records: What `reap` reads where there are no cgroups.
+    `drop_to` is the host uid and gid that `setpriv` takes on before anything else; None keeps ours. `spawner` has one
+    long-lived thread, which `--die-with-parent` is tied to. `nproc` says whether RLIMIT_NPROC bounds exactly one sandbox.
     """
 
     programs: Mapping[str, str]

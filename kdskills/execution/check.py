@@ -42,9 +42,8 @@ class OutputGlob:
         """Return how many parts of the pattern may have been used up after *path*."""
         states = self._skip({0})
         for name in path:
-            used = {state for state in states if state < len(self.parts)}
-            matching = {(state, part) for state in used if (part := self.parts[state]) is None or part.match(name)}
-            states = self._skip({state if part is None else state + 1 for state, part in matching})
+            current = {(state, self.parts[state]) for state in states if state < len(self.parts)}
+            states = self._skip({state + (part is not None) for state, part in current if not part or part.match(name)})
         return states
 
     def _skip(self, states: set[int]) -> set[int]:

@@ -256,7 +256,6 @@ class ContainerAnswer:
 
 
 def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:
-    """Read the `end` line."""
     trouble = not_started(plan, str(line["stage"]), os.strerror(int(line["errno"]))) if "stage" in line else None
     return ProgramEnd(
         reason="timeout" if line["reason"] == "timeout" else "exited",

@@ -25,7 +25,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.cgroup import Cgroup, find_parent
@@ -44,22 +44,8 @@ from kdskills.execution.streams import Ending, HeadBuffer, Pump
 CREATE_RULESET: Final = 444
 _VERSION_FLAG: Final = 1
 
-EXECUTE: Final = 1 << 0
-WRITE_FILE: Final = 1 << 1
-READ_FILE: Final = 1 << 2
-READ_DIR: Final = 1 << 3
-REMOVE_DIR: Final = 1 << 4
-REMOVE_FILE: Final = 1 << 5
-MAKE_CHAR: Final = 1 << 6
-MAKE_DIR: Final = 1 << 7
-MAKE_REG: Final = 1 << 8
-MAKE_SOCK: Final = 1 << 9
-MAKE_FIFO: Final = 1 << 10
-MAKE_BLOCK: Final = 1 << 11
-MAKE_SYM: Final = 1 << 12
-REFER: Final = 1 << 13
-TRUNCATE: Final = 1 << 14
-IOCTL_DEV: Final = 1 << 15
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR = (1 << bit for bit in range(8))
+MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM, REFER, TRUNCATE, IOCTL_DEV = (1 << bit for bit in range(8, 16))
 
 _FILE_RIGHTS: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 """The rights that mean something for what is no folder; the kernel refuses others there."""
@@ -178,8 +164,7 @@ GUARD_SLACK: Final = 16 * 1024 * 1024
 """Bytes a folder may take on disk beyond its bound: subfolders take room on disk, but none in a tmpfs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wall:
+class Wall(NamedTuple):
     """What every Landlock run shares: the prepared tree, Landlock's version, and the system call filter."""
 
     rootfs: Rootfs
@@ -251,8 +236,7 @@ COUNT: Final = 64
 LEAST: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class UidLease:
+class UidLease(NamedTuple):
     """A uid that is ours alone until `close`."""
 
     uid: int
@@ -352,11 +336,8 @@ class TreeRun(ProgramRun):
     """A run whose tree the launcher starts, watches and ends.
 
     Attributes:
-        plan: The checked request, set by `prepare`.
-        folder: The run's own folders, made by `settle`.
         lease: The run's own uid; None when it has ours.
         inputs: What the launcher and the program read, by the pipe's name; `payload` is generated code's.
-        cgroups: Where a leaf can be made.
         reserve: Memory and processes the leaf holds beyond the program's limits, for a launcher inside it.
         bounds: Memory and pids limits as the kernel holds them for this run; empty without a cgroup.
     """
@@ -379,11 +360,7 @@ class TreeRun(ProgramRun):
 
     @abstractmethod
     def order(self, cgroups: Sequence[str]) -> bytes:
-        """Return the launcher's order; the pipes are made.
-
-        Args:
-            cgroups: `cgroup.procs` files of the run's leaf.
-        """
+        """Return the launcher's order; the pipes are made. *cgroups* are `cgroup.procs` files of the run's leaf."""
 
     def settle(self, inputs: Sequence[tuple[str, bytes]]) -> None:
         """Lease a uid where we may give one, and fill the run's folders."""
@@ -498,8 +475,8 @@ class TreeRun(ProgramRun):
 
     def _hang_up(self) -> None:
         with self.lock:
-            fd, self._control = self._control, -1
-        os.close(fd)
+            os.close(self._control)
+            self._control = -1
 
     def _trouble(self, facts: Mapping[str, Any]) -> ExecError | None:
         """Return why no program ran or why its end was not seen, or None."""

@@ -9,9 +9,9 @@ import importlib.util
 import json
 import keyword
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult
@@ -121,8 +121,7 @@ _TEXT = 64 * 1024
 Start = Literal["started", "failed", "refused"]
 
 
-@dataclass(frozen=True, slots=True)
-class CodeReport:
+class CodeReport(NamedTuple):
     """What the entry and the program reported. The program writes everything after `started`, so none of it is trusted.
 
     Attributes:

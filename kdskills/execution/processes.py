@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import resource
-import select
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -181,20 +180,7 @@ def send(pid: int, number: int, namespace: int) -> bool:
     return ours
 
 
-def terminate(init: int, namespace: int) -> None:
-    """Send TERM to every process in the sandbox but its first, which ignores it."""
-    for pid in descendants(init):
-        send(pid, signal.SIGTERM, namespace)
-
-
 def kill(pidfd: int) -> None:
     """Send KILL to a process by its descriptor; when it is a namespace's first process, all others go with it."""
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-
-
-def wait_for_exit(pidfd: int, patience_s: float) -> bool:
-    """Wait until the process is dead; False when it still lives after *patience_s*."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(patience_s * 1000))

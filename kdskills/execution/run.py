@@ -363,9 +363,12 @@ class ExecutionEngine(ABC):
             await asyncio.shield(run.cancel())
             raise
 
-    async def start(self, request: ExecRequest) -> ExecutionRun:
-        """Start and return the run once its program runs. Raises as `run`."""
-        return await self._start(request)
+    async def start(self, request: ExecRequest, *, probing: bool = False) -> ExecutionRun:
+        """Start and return the run once its program runs; *probing* says that it is the canary. Raises as `run`."""
+        run = self.run_type(self, request, probing=probing)
+        run.go()
+        await run.begun()
+        return run
 
     async def probe(self) -> ProbeReport:
         """Run the canary as any other program; the report is kept as long as `probe_key` stays."""
@@ -427,17 +430,11 @@ class ExecutionEngine(ABC):
         """Return the folder of run records."""
         return self.options.state_dir or state_dir()
 
-    async def _start(self, request: ExecRequest, *, probing: bool = False) -> ExecutionRun:
-        run = self.run_type(self, request, probing=probing)
-        run.go()
-        await run.begun()
-        return run
-
     async def _probe(self) -> ProbeReport:
         try:
             python, entry = await asyncio.to_thread(self.interpreter)
             argv = tuple(word for word in canary_argv(python, entry) if word not in self.own_files)
-            run = await self._start(ExecRequest(argv=argv), probing=True)
+            run = await self.start(ExecRequest(argv=argv), probing=True)
             result = await run.wait()
         except (ExecRefused, ExecFailed) as error:
             return ProbeReport(self.name, self.level, ok=False, cure=f"{self.refusal_cure}{error.message}")

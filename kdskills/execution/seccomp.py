@@ -1,4 +1,6 @@
-"""The system calls a sandboxed program is refused, as a table; a BPF program and docker's profile made from it.
+"""The system calls a sandboxed program is refused, as a table, and the BPF program made from it.
+
+`runtime/images/seccomp.json` is docker's profile of the same table.
 
 The table is a deny list over what namespaces, dropped capabilities and read-only mounts already take away: calls that
 reach parts of the kernel no script needs. Everything is refused with EPERM, but for `clone3`, whose
@@ -17,7 +19,6 @@ import operator
 import platform
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from kdskills.errors import ExecRefused
@@ -50,8 +51,7 @@ FAMILIES: Final = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10}
 TERMINAL_INJECTION: Final = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 
 
-@dataclass(frozen=True, slots=True)
-class Only:
+class Only(NamedTuple):
     """Refuse a call only for some values of one argument, seen as 32 bits.
 
     `test` is `any_bit` (a bit of `values` is set), `in` (is one of them) or `not_in` (is none of them).
@@ -62,8 +62,7 @@ class Only:
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SyscallRule:
+class SyscallRule(NamedTuple):
     """One refused call: its number on each architecture (None where it does not exist), the error, the condition.
 
     With `only` and `also`, either condition refuses.
@@ -175,50 +174,6 @@ def _test(only: Only, deny: Instruction) -> list[Instruction]:
     if not allowed:
         jumps[-1] = Instruction(_JEQ, 0, 1, only.values[-1])
     return [load, *jumps, deny]
-
-
-def docker_profile() -> dict[str, object]:
-    """Return docker's seccomp profile of the same table (`runtime/images/seccomp.json`)."""
-    plain: dict[int, list[str]] = {}
-    for rule in RULES:
-        if rule.only is None:
-            plain.setdefault(rule.error, []).append(rule.name)
-    syscalls: list[dict[str, object]] = [
-        {"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": error}
-        for error, names in sorted(plain.items())
-    ]
-    for rule in RULES:
-        if rule.only is not None:
-            syscalls += [
-                {"names": [rule.name], "action": "SCMP_ACT_ERRNO", "errnoRet": rule.error, "args": [test]}
-                for test in _docker_tests(rule.only)
-            ]
-    return {
-        "defaultAction": "SCMP_ACT_ALLOW",
-        "archMap": [
-            {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []},
-            {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []},
-        ],
-        "syscalls": syscalls,
-    }
-
-
-def _docker_tests(only: Only) -> list[dict[str, object]]:
-    """Return one test per rule: libseccomp takes no two comparisons of one argument in one rule."""
-    if only.test == "any_bit":
-        return [_docker_test(only.arg, "SCMP_CMP_MASKED_EQ", value, value) for value in only.values]
-    if only.test == "in":
-        return [_docker_test(only.arg, "SCMP_CMP_MASKED_EQ", 0xFFFFFFFF, value) for value in only.values]
-    highest = max(only.values)
-    between = [value for value in range(highest) if value not in only.values]
-    return [
-        *(_docker_test(only.arg, "SCMP_CMP_EQ", value, 0) for value in between),
-        _docker_test(only.arg, "SCMP_CMP_GT", highest, 0),
-    ]
-
-
-def _docker_test(arg: int, op: str, value: int, second: int) -> dict[str, object]:
-    return {"index": arg, "op": op, "value": value, "valueTwo": second}
 
 
 _STREAM, _NONBLOCK, _CLOEXEC = 1, 0x800, 0x80000

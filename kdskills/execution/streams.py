@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from kdskills.execution.request import ExecRequest, Stream
 
@@ -33,10 +33,13 @@ LONGEST_WAIT_S = 86_400.0
 
 
 class TailBuffer:
-    """Keeps the last *limit* bytes, counts all of them; memory stays below twice the limit and a chunk."""
+    """Keeps the last *limit* bytes, counts all of them; memory stays below twice the limit and a chunk.
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    All of them also go to *log*.
+    """
+
+    def __init__(self, limit: int, log: LogWriter | None = None) -> None:
+        self._limit, self._log = limit, log
         self._data = bytearray()
         self._total = 0
         self._lock = threading.Lock()
@@ -48,6 +51,8 @@ class TailBuffer:
             self._data += data
             if len(self._data) > 2 * self._limit:
                 del self._data[: len(self._data) - self._limit]
+        if self._log is not None:
+            self._log.write(data)
 
     def catch_up(self, stream: Stream) -> None:
         """Take what a live view missed of a finished *stream*, as far as its kept tail reaches back."""
@@ -311,36 +316,18 @@ class LogWriter:
         self._punched = keep
 
 
-class LoggedTail(TailBuffer):
-    """A tail whose bytes also go into a log."""
-
-    def __init__(self, limit: int, writer: LogWriter) -> None:
-        super().__init__(limit)
-        self._writer = writer
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that came."""
-        super().feed(data)
-        self._writer.write(data)
-
-
 def output_buffers(request: ExecRequest) -> tuple[TailBuffer, TailBuffer]:
     """Return the buffers of stdout and stderr of a run of *request*, followed by logs where it wants them."""
     limits, logs = request.limits, request.logs
-    if logs is None:
-        return TailBuffer(limits.stdout), TailBuffer(limits.stderr)
-    return (
-        LoggedTail(limits.stdout, LogWriter(logs.stdout, logs.limit)),
-        LoggedTail(limits.stderr, LogWriter(logs.stderr, logs.limit)),
-    )
+    out, err = (None, None) if logs is None else (LogWriter(path, logs.limit) for path in (logs.stdout, logs.stderr))
+    return TailBuffer(limits.stdout, out), TailBuffer(limits.stderr, err)
 
 
 _LONGEST: Final = 4
 """Bytes of the longest character in UTF-8."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamText:
+class StreamText(NamedTuple):
     """A piece of output as text.
 
     Attributes:

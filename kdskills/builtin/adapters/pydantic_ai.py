@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,35 +48,32 @@ class SkillsToolset(AbstractToolset[AgentDepsT]):
         session_id: str | None = None,
         id: str | None = None,  # noqa: A002 - pydantic-ai's name
     ) -> None:
-        self._made_of = (runtime, consumer, session_id, id)
+        self._runtime, self._consumer, self._session_id, self._id = runtime, consumer, session_id, id
         self._of_run = False
         self._session: Session | None = None
 
     @property
     def id(self) -> str | None:  # noqa: D102 - pydantic-ai's
-        return self._made_of[3]
+        return self._id
 
     async def for_run(self, ctx: RunContext[AgentDepsT]) -> SkillsToolset[AgentDepsT]:
         """Return the toolset of one run; its session opens when the run enters it."""
-        runtime, consumer, session, name = self._made_of
-        fresh: SkillsToolset[AgentDepsT] = SkillsToolset(runtime, consumer=consumer, session_id=session, id=name)
+        fresh: SkillsToolset[AgentDepsT] = copy(self)
         fresh._of_run = True
         return fresh
 
     async def __aenter__(self) -> Self:
         """Open the run's session. Raises SessionError when the one named does not exist."""
-        runtime, consumer, session_id, _ = self._made_of
-        if self._of_run:
-            opening = (
-                runtime.create_session(consumer=consumer) if session_id is None else runtime.get_session(session_id)
-            )
-            self._session = await opening
+        if self._of_run and self._session_id is None:
+            self._session = await self._runtime.create_session(consumer=self._consumer)
+        elif self._of_run and self._session_id is not None:
+            self._session = await self._runtime.get_session(self._session_id)
         return self
 
     async def __aexit__(self, *args: object) -> None:
         """Close the run's own session."""
         session, self._session = self._session, None
-        if session is not None and self._made_of[2] is None:
+        if session is not None and self._session_id is None:
             await session.close()
 
     async def get_instructions(self, ctx: RunContext[AgentDepsT]) -> str | None:

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -74,27 +74,13 @@ MISSING, NO_WORKDIR = "missing", "workdir"
 """Words in the exit file of a program that was not started."""
 
 
-@dataclass(frozen=True, slots=True)
 class Files:
-    """Files the sandbox may fill, one by one, and the script it runs."""
+    """The script the sandbox runs, and files it may fill, which lie outside the folders it sees read-only."""
 
-    script: Path
-    filter: Path
-    exit: Path
-    pid: Path
-    report: Path
-
-    @classmethod
-    def in_folder(cls, folder: RunFolder) -> Files:
-        """Return the files of a run; those the sandbox writes lie outside the folders it sees read-only."""
-        answers = folder.path / "answers"
-        control = folder.control
-        return cls(control / "run.sh", control / "calls.bpf", answers / "exit", answers / "pid", answers / "report")
-
-    @property
-    def answers(self) -> tuple[Path, ...]:
-        """The files the sandbox writes."""
-        return self.exit, self.pid, self.report
+    def __init__(self, folder: RunFolder) -> None:
+        self.script, self.filter = folder.control / "run.sh", folder.control / "calls.bpf"
+        self.answers = [folder.path / "answers" / name for name in ("exit", "pid", "report")]
+        self.exit, self.pid, self.report = self.answers
 
 
 def settings(
@@ -172,7 +158,7 @@ class SrtRun(TreeRun):
         if len(os.fsencode(self._srt_home)) > LONGEST:
             words = "the state folder's path is too long for srt's sockets: choose a shorter one"
             raise ExecRefused(words, engine=ENGINE)
-        self._files = files = Files.in_folder(self.folder)
+        self._files = files = Files(self.folder)
         self._srt_home.mkdir(mode=0o700)
         files.exit.parent.mkdir(mode=0o755)
         for path in files.answers:

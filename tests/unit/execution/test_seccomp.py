@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.execution import seccomp
-from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, KILL, RULES, assemble, docker_profile, program_bytes
+from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, KILL, RULES, assemble, program_bytes
 
 ARCHES = ["x86_64", "aarch64"]
 
@@ -127,6 +127,51 @@ def test_numbers_are_the_kernels(arch, header, prefix):
     wrong = {r.name: known[r.name] for r in RULES if r.name in known and r.number(arch) != int(known[r.name])}
     assert wrong == {}
     assert len([rule for rule in RULES if rule.name in known]) > 50
+
+
+def docker_profile():
+    """Return docker's seccomp profile of the same table (`runtime/images/seccomp.json`)."""
+    plain = {}
+    for rule in RULES:
+        if rule.only is None:
+            plain.setdefault(rule.error, []).append(rule.name)
+    syscalls = [
+        {"names": sorted(names), "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+        for error, names in sorted(plain.items())
+    ]
+    for rule in RULES:
+        if rule.only is not None:
+            syscalls += [
+                {"names": [rule.name], "action": "SCMP_ACT_ERRNO", "errnoRet": rule.error, "args": [test]}
+                for test in docker_tests(rule.only)
+            ]
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "archMap": [
+            {"architecture": "SCMP_ARCH_X86_64", "subArchitectures": []},
+            {"architecture": "SCMP_ARCH_AARCH64", "subArchitectures": []},
+        ],
+        "syscalls": syscalls,
+    }
+
+
+def docker_tests(only):
+    """Return one test per rule: libseccomp takes no two comparisons of one argument in one rule."""
+    if only.test == "any_bit":
+        return [docker_test(only.arg, "SCMP_CMP_MASKED_EQ", value, value) for value in only.values]
+    if only.test == "in":
+        return [docker_test(only.arg, "SCMP_CMP_MASKED_EQ", 0xFFFFFFFF, value) for value in only.values]
+    highest = max(only.values)
+    between = [value for value in range(highest) if value not in only.values]
+    return [
+        *(docker_test(only.arg, "SCMP_CMP_EQ", value, 0) for value in between),
+        docker_test(only.arg, "SCMP_CMP_GT", highest, 0),
+    ]
+
+
+def docker_test(arg, op, value, second):
+    """Return one comparison."""
+    return {"index": arg, "op": op, "value": value, "valueTwo": second}
 
 
 def test_dockers_profile_is_the_same_table(repo):

@@ -25,7 +25,7 @@ PRINT = "import os, sys; sys.stdout.buffer.write(b'\\0'.join([os.fsencode(w) for
 def folder(tmp_path):
     """A run's folders, with the files a sandbox fills."""
     made = RunFolder.make(tmp_path, ExecRequest(argv=("true",)))
-    files = srt.Files.in_folder(made)
+    files = srt.Files(made)
     files.exit.parent.mkdir()
     for path in files.answers:
         path.touch()
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 def run(folder, argv, env=None, *, cwd=None, proxy=False, outer=None):
     """Run the script as bash inside would, and return (process, exit file)."""
-    files = srt.Files.in_folder(folder)
+    files = srt.Files(folder)
     variables = {b"PATH": os.environb[b"PATH"], **(env or {})}
     place = bytes(cwd or folder.work)
     launcher = [b"/usr/bin/env", b"--chdir"]  # stands for the filter's launcher: a word, then the filter's path
@@ -92,7 +92,7 @@ def test_only_the_proxys_variables_are_passed_on(folder):
 
 def test_settings_close_everything_but_what_is_named(folder):
     """The root is closed, the run's folders and three files can be written, and no host is named unless asked for."""
-    files = srt.Files.in_folder(folder)
+    files = srt.Files(folder)
     made = json.loads(srt.settings((), [Path("/tree")], folder.control, (folder.work, folder.tmp), files))
     assert made["network"] == {"allowedDomains": [], "deniedDomains": []}
     assert made["filesystem"]["denyRead"] == ["/"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kdskills.builtin.executors.e2b.sandboxes import (
     HOME,
@@ -71,9 +71,8 @@ def build_order(
     return build_container_order(plan, argv, inputs, payload=payload, **walls)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerFile:
-    """The content of an answer file: the init's answer, both streams, whether memory was bounded and ran out."""
+class AnswerFile(NamedTuple):
+    """The content of an answer file: the init's answer, both streams, whether memory ran out, and whether it was bounded."""
 
     answer: ContainerAnswer
     stdout: Stream
@@ -287,7 +286,6 @@ class E2bRun(RemoteRun):
         return self.unanswered(ExecError("sandbox", code, message), time.monotonic() - started)
 
     def _answered(self, read: AnswerFile) -> ExecResult:
-        """Return the result that an answer file describes."""
         answer = read.answer
         if answer.end is None or not answer.done:
             return self.unanswered(ExecError("sandbox", "answer_broken", answer.broken or "the answer broke off"), 0.0)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
@@ -209,8 +209,7 @@ OLDEST_PYTHON: Final = (3, 11)
 DELIVERY_S: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(NamedTuple):
     """A tar that is the same for the same files, and its digest."""
 
     data: bytes
@@ -241,8 +240,7 @@ def tree_archive(folder: Path) -> Archive:
     return Archive.from_files([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxFacts:
+class SandboxFacts(NamedTuple):
     """What our init reported about a sandbox: interpreter, architecture, enforceable limits, missing packages."""
 
     python: str

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from kdskills.builtin.roots.mcp.wire import Server, ServerFailed
+from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
 from kdskills.execution.dirs import locked, write_note
 from kdskills.skills import Skill
@@ -181,6 +181,7 @@ def verify(entry: ListedSkill, path: str, data: bytes) -> str | None:
     return None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class FarFiles:
     """Content of a remote skill, read from its server alone; implements `kdskills.skills.roots.FarContent`.
 
@@ -188,16 +189,11 @@ class FarFiles:
     looked up again.
     """
 
-    def __init__(
-        self,
-        entry: ListedSkill,
-        server: Server,
-        cache: Path,
-        changed: Callable[[ListedSkill], None],
-        check: Verify = verify,
-    ) -> None:
-        self.entry = entry
-        self._server, self._cache, self._changed, self._verify = server, cache, changed, check
+    entry: ListedSkill
+    server: SdkServer
+    cache: Path
+    changed: Callable[[ListedSkill], None]
+    verify: Verify
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -220,23 +216,23 @@ class FarFiles:
             if file.size > limit:
                 raise too_large
             with suppress(OSError):  # missing or unreadable: it is fetched again
-                cached = self._cache.joinpath(file.digest.removeprefix("sha256:")).read_bytes()
-                if digest_of(cached) == file.digest and self._verify(self.entry, path, cached) is None:
+                cached = self.cache.joinpath(file.digest.removeprefix("sha256:")).read_bytes()
+                if digest_of(cached) == file.digest and self.verify(self.entry, path, cached) is None:
                     return cached
         uri = f"{self.entry.base}/{quote(path)}" if file is None else file.uri
         try:
-            data = self._server.read((uri,))[0]
+            data = self.server.read((uri,))[0]
         except ServerFailed as error:
             raise FileRefused(error.message, code="unreadable", path=path, reason="server") from error
         if len(data) > limit:
             raise too_large
-        reason = self._verify(self.entry, path, data)
+        reason = self.verify(self.entry, path, data)
         if reason is not None:
-            self._changed(self.entry)
+            self.changed(self.entry)
             message = f"{path} is not what its server listed ({reason}): changed, needs approval"
             raise FileRefused(message, code=MISMATCH, path=path, reason=reason)
         if file is not None and digest_of(data) == file.digest:
-            write_note(private_folder(self._cache) / file.digest.removeprefix("sha256:"), data)
+            write_note(private_folder(self.cache) / file.digest.removeprefix("sha256:"), data)
         return data
 
     @contextmanager
@@ -244,7 +240,7 @@ class FarFiles:
         """Give a folder with every listed file, and remove it afterwards. Raises FileRefused."""
         if self.entry.files is None:
             raise FileRefused("the server does not say what files this skill has", code="unreadable", path=".")
-        with tempfile.TemporaryDirectory(prefix="tree-", dir=private_folder(self._cache)) as name:
+        with tempfile.TemporaryDirectory(prefix="tree-", dir=private_folder(self.cache)) as name:
             top = Path(name)
             for path in self.paths:
                 target = top / path
@@ -385,7 +381,7 @@ class McpListing:
     def __init__(
         self,
         label: str,
-        server: Server,
+        server: SdkServer,
         folder: Path,
         *,
         allow_dynamic: bool = False,
@@ -393,7 +389,7 @@ class McpListing:
         clock: Callable[[], float] = time.monotonic,
         in_background: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        self._label, self._server, self._folder = label, server, folder
+        self.label, self._server, self._folder = label, server, folder
         self._dynamic, self._check, self._clock = allow_dynamic, check, clock
         self._accepted = AcceptedSets(folder)
         self._in_background = in_background or (
@@ -404,11 +400,6 @@ class McpListing:
         self._entries: dict[str, _CheckedRow] = {}
         self._added: dict[str, _CheckedRow] = {}
         self._scan = RootScan(0, {}, {}, (), rows_digest([]), present=False)
-
-    @property
-    def label(self) -> str:
-        """Name the operator gave the server."""
-        return self._label
 
     def scan(self) -> RootScan:
         """Return what is listed. Only the first call waits for the server.
@@ -441,8 +432,8 @@ class McpListing:
             problem = f"the accepted sets of files cannot be written: {error.strerror or error}"
         if problem is None:
             return
-        words = f"The skills of {self._label} cannot be listed now: {problem.rstrip('.')}."
-        note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self._label}")
+        words = f"The skills of {self.label} cannot be listed now: {problem.rstrip('.')}."
+        note = Diagnostic("mcp_unreachable", "warning", words, ref=f"mcp:{self.label}")
         with self._lock:
             if self._scan.notes != (note,):
                 self._scan = replace(self._scan, notes=(note,))
@@ -459,11 +450,11 @@ class McpListing:
         """
         checked = self._checked(self._server.entry(uri))
         if checked.entry is None or checked.uri != uri:
-            raise NotFound(f"the server {self._label!r} has no usable skill {uri}: {checked.problem or 'another uri'}")
+            raise NotFound(f"the server {self.label!r} has no usable skill {uri}: {checked.problem or 'another uri'}")
         with self._lock:
             self._added[uri] = checked
             self._rebuild()
-            return f"mcp-{self._label}.{self._ids()[uri]}"
+            return f"mcp-{self.label}.{self._ids()[uri]}"
 
     def changes(self) -> tuple[SetChange, ...]:
         """Ask the server now, and return what waits for approval, sorted by full id.
@@ -478,7 +469,7 @@ class McpListing:
             self._rebuild()
             accepted, ids = self._accepted.read(), self._ids()
             changes = [
-                file_set.change(uri, f"mcp-{self._label}.{ids[uri]}", (accepted or {}).get(uri))
+                file_set.change(uri, f"mcp-{self.label}.{ids[uri]}", (accepted or {}).get(uri))
                 for uri, file_set in self._sets().items()
                 if _differs(file_set, uri, accepted)
             ]
@@ -551,7 +542,7 @@ class McpListing:
         notes: list[Diagnostic] = []
         for uri, checked in sorted((self._added | self._entries).items()):
             if checked.entry is None:
-                notes.append(_note(self._label, "mcp_entry_invalid", "warning", uri, f"is not used: {checked.problem}"))
+                notes.append(_note(self.label, "mcp_entry_invalid", "warning", uri, f"is not used: {checked.problem}"))
                 continue
             changed = accepted is None or (uri in sets and _differs(sets[uri], uri, accepted))
             record = self._record(ids[uri], checked.entry, changed=changed)
@@ -564,10 +555,10 @@ class McpListing:
             self._scan = scan
 
     def _record(self, skill_id: str, entry: ListedSkill, *, changed: bool) -> SkillRecord:
-        full_id = f"mcp-{self._label}.{skill_id}"
+        full_id = f"mcp-{self.label}.{skill_id}"
         skill, findings = self._skill(skill_id, entry)
         if changed:
-            note = _note(self._label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval")
+            note = _note(self.label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval")
             skill, findings = None, (note,)
         frontmatter = json.dumps(dict(entry.frontmatter), sort_keys=True)
         identity = rows_digest([(entry.uri, frontmatter, entry.set_digest or "")])
@@ -584,7 +575,7 @@ class McpListing:
         skill = replace(
             parsed.skill,
             id=skill_id,
-            namespace=f"mcp-{self._label}",
+            namespace=f"mcp-{self.label}",
             content=FarFiles(entry, self._server, self._folder / "files", self._look_again, self._check),
             imports=(),
             allowed_tools=None,

@@ -24,7 +24,7 @@ from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from kdskills.errors import BadRequest, MissingExtra, OperatorMustAct
@@ -66,9 +66,7 @@ class Connection:
     def __init__(
         self, connect: Connect, name: str, settled: Callable[[BaseException], bool], *, idle_s: float = IDLE_S
     ) -> None:
-        self._connect = connect
-        self._settled = settled
-        self._idle_s = idle_s
+        self._connect, self._settled, self._idle_s = connect, settled, idle_s
         self._room = asyncio.Semaphore(AT_ONCE)
         self._lock = threading.RLock()  # the garbage collector may call `close` in a thread that holds it
         self._waiting: deque[_PendingQuestion] = deque()
@@ -188,8 +186,7 @@ LABEL: Final = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 DYNAMIC: Final = "allow_dynamic"
 
 
-@dataclass(frozen=True, slots=True)
-class McpAddress:
+class McpAddress(NamedTuple):
     """A server: `url` or `command`, and the label the operator gave it."""
 
     label: str
@@ -254,18 +251,8 @@ class ServerFailed(OperatorMustAct, code="mcp_server_failed"):
     """An MCP server does not answer, or answers what cannot be used."""
 
 
-class Server(Protocol):
-    """What a root asks its server, as `SdkServer` does. Every method raises ServerFailed."""
-
-    def entries(self) -> list[dict[str, Any]]: ...  # noqa: D102
-
-    def entry(self, uri: str) -> dict[str, Any]: ...  # noqa: D102
-
-    def read(self, uris: tuple[str, ...]) -> list[bytes]: ...  # noqa: D102
-
-
 class SdkServer:
-    """A server reached by its address. Safe from any thread.
+    """A server reached by its address. Safe from any thread; every question may raise ServerFailed.
 
     Args:
         address: Where it is.
@@ -274,9 +261,7 @@ class SdkServer:
     """
 
     def __init__(self, address: McpAddress, *, timeout_s: float = TIMEOUT_S, idle_s: float = IDLE_S) -> None:
-        self._address = address
-        self._timeout_s = timeout_s
-        self._idle_s = idle_s
+        self._address, self._timeout_s, self._idle_s = address, timeout_s, idle_s
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._closing: weakref.finalize[..., Any] | None = None
