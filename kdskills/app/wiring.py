@@ -60,7 +60,7 @@ class HostWiring:
         Raises:
             ExecRefused: None works, or the named one does not.
         """
-        from kdskills.execution.probing import choose
+        from kdskills.execution.run import choose
 
         settings = self._settings
         engine = await choose(

@@ -34,9 +34,8 @@ from queue import Empty, SimpleQueue
 
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import processes
-from kdskills.execution.cgroup import Cgroup
 from kdskills.execution.check import RunPlan
-from kdskills.execution.owner import RunRecords, leaf_name
+from kdskills.execution.owner import Cgroup, RunRecords, leaf_name
 from kdskills.execution.payload import BASE_ENV, entry_argv, framed
 from kdskills.execution.processes import Pipes, rlimits, start_program, within_own_limits
 from kdskills.execution.request import ExecRequest, Limits

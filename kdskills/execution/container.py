@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.collect import Collection, finish
 from kdskills.execution.payload import BASE_ENV, MAX_REPORT, framed
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
 from kdskills.execution.run import ExecutionRun, ProgramEnd, not_started, status_of
+from kdskills.execution.stage import Collection, finish
 from kdskills.execution.streams import GRACE_S, TailBuffer
 
 NONCE_SIZE: Final = 32

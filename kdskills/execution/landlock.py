@@ -28,11 +28,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.cgroup import Cgroup, find_parent
 from kdskills.execution.check import RunPlan
 from kdskills.execution.dirs import private_dir, state_dir, write_note
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of, leftovers
-from kdskills.execution.owner import RunRecords, leaf_name, reap
+from kdskills.execution.owner import Cgroup, RunRecords, find_parent, leaf_name, reap
 from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ReapReport

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.collect import Collection, collect
 from kdskills.execution.dirs import write_note
 from kdskills.execution.owner import is_leftover, owner_labels
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecRequest
+from kdskills.execution.stage import Collection, collect
+from kdskills.skills.safe_open import FOLDER_FLAGS
 
 RUN_MARK: Final = "KDSKILLS_RUN"
 END_S: Final = 1.0
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunFolder:
@@ -63,7 +63,7 @@ class RunFolder:
 
     def collect(self, plan: RunPlan) -> Collection:
         """Collect what a program left that is dead."""
-        fd = os.open(self.work, _FOLDER)
+        fd = os.open(self.work, FOLDER_FLAGS)
         try:
             return collect(fd, plan.globs, plan.request.limits)
         finally:

@@ -22,9 +22,7 @@ from typing import Final, NamedTuple
 
 from kdskills.errors import BadRequest, ExecFailed, KdskillsError
 from kdskills.execution.check import compile_glob, output_problem
-from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.dirs import locked
-from kdskills.execution.probing import UNSAFE_PROFILE
 from kdskills.execution.request import (
     MAX_BACKGROUND_S,
     Artifact,
@@ -34,6 +32,8 @@ from kdskills.execution.request import (
     LogFiles,
     Owner,
 )
+from kdskills.execution.run import UNSAFE_PROFILE
+from kdskills.execution.stage import MAX_ERRORS
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptOrder, OutFile, OutputBounds, Verdict, VerdictStatus
 from kdskills.jobs.model import Inline, OutputError

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
-from kdskills.execution.cgroup import find_parent
-from kdskills.execution.owner import leaf_name
+from kdskills.execution.owner import find_parent, leaf_name
 from kdskills.execution.protocol import ExecutionOptions
 
 pytestmark = pytest.mark.needs("bubblewrap")

@@ -16,7 +16,7 @@ from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.errors import ExecRefused
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, IsolationLevel, Limits, SkillMount
 from kdskills.execution import bwrap as pool_module
-from kdskills.execution.cgroup import find_parent
+from kdskills.execution.owner import find_parent
 from kdskills.skills.safe_open import tree_digest
 from kdskills.testing.executors import conformance
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.cgroup import find_parent
+from kdskills.execution.owner import find_parent
 
 pytestmark = pytest.mark.timeout(400)
 

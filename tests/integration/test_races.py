@@ -17,8 +17,7 @@ from kdskills.builtin.executors.docker import DockerExecutor
 from kdskills.errors import ExecRefused, FileRefused, RootChanged
 from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, Limits, SkillMount
 from kdskills.execution.check import compile_glob
-from kdskills.execution.collect import collect
-from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.stage import collect, read_inputs, stage_skill
 from kdskills.skills.safe_open import read_file, tree_digest
 
 SECONDS = 3.0

@@ -31,8 +31,8 @@ from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution import ExecResult, Executor
-from kdskills.execution.probing import require_consent
 from kdskills.execution.protocol import Handle, Preparable
+from kdskills.execution.run import require_consent
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, OutputBounds, ProcessIdentity, Verdict, WarmStarter
 from kdskills.jobs.exchange import SessionFolder, refusal, to_request, to_verdict, workdir_files

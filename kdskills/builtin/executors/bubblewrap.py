@@ -14,18 +14,15 @@ from typing import ClassVar
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.bwrap import BwrapBox, Pool, SandboxJob, SandboxSetup, WorkerKind, make_sandbox, make_worker
-from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES
-from kdskills.execution.collect import collect
-from kdskills.execution.owner import RunRecords, reap
+from kdskills.execution.owner import RunRecords, find_parent, reap
 from kdskills.execution.payload import build_payload, read_report
-from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Limits, Status
 from kdskills.execution.rootfs import build_rootfs
-from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun, judge
 from kdskills.execution.seccomp import RULES, host_filter
-from kdskills.execution.stage import read_inputs
+from kdskills.execution.stage import collect, read_inputs
 from kdskills.execution.streams import Ending, Pump
 from kdskills.hooks import Register, hookimpl
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.cgroup import Cgroup, find_parent
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.landlock import TreeEngine, TreeRun, Wall, build_order, landlock_version
-from kdskills.execution.probing import judge
+from kdskills.execution.owner import Cgroup, find_parent
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
 from kdskills.execution.rootfs import build_rootfs
-from kdskills.execution.run import ExecutionRun
+from kdskills.execution.run import ExecutionRun, judge
 from kdskills.execution.seccomp import host_filter, landlock_rules
 from kdskills.execution.stage import read_inputs
 from kdskills.hooks import Register, hookimpl

@@ -24,18 +24,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.cgroup import find_parent
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.landlock import TreeEngine, TreeRun, environment, order_bytes
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
+from kdskills.execution.owner import find_parent
 from kdskills.execution.payload import BASE_ENV, MAX_REPORT, apply_report, entry_argv
-from kdskills.execution.probing import judge
 from kdskills.execution.processes import descendants, rlimits
 from kdskills.execution.protocol import ExecutorFactory, ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import ExecutionEngine, ExecutionRun, not_started
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge, not_started
 from kdskills.execution.seccomp import SHARED_RULES, host_filter
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump

@@ -141,7 +141,8 @@ async def test_others_mistakes_are_failures(runtime: SkillRuntime, tmp_path: Pat
 def test_the_capability_brings_the_toolset(runtime: SkillRuntime) -> None:
     """The capability hands its arguments on and adds nothing, and its toolset goes by its id."""
     made: Any = SkillsCapability(runtime, session_id="chat", id="skills").get_toolset()
-    assert (type(made), made.id, made._made_of) == (SkillsToolset, "skills", (runtime, None, "chat", "skills"))
+    assert (type(made), made.id) == (SkillsToolset, "skills")
+    assert (made._runtime, made._consumer, made._session_id) == (runtime, None, "chat")
 
 
 def test_without_the_framework_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution import cgroup
-from kdskills.execution.cgroup import Cgroup, find_parent
+from kdskills.execution import owner
+from kdskills.execution.owner import Cgroup, find_parent
 
 V2_FILES = ("memory.max", "memory.swap.max", "pids.max", "cgroup.procs", "cgroup.subtree_control")
 V1_FILES = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max", "cgroup.procs")
@@ -53,8 +53,8 @@ def test_version_2_falls_back_to_a_delegated_folder(tmp_path, kernel, monkeypatc
     for path in (top, top / "user.slice", top / "user.slice/svc", top / "user.slice/svc/me"):
         path.mkdir()
     (top / "cgroup.controllers").write_text("memory pids")
-    usable = cgroup._usable
-    monkeypatch.setattr(cgroup, "_usable", lambda parent: parent.memory.parent != top and usable(parent))
+    usable = owner._usable
+    monkeypatch.setattr(owner, "_usable", lambda parent: parent.memory.parent != top and usable(parent))
     parent = find_parent(top, own_cgroups="0::/user.slice/svc/me\n")
     assert parent.memory == top / "user.slice/kdskills"
 

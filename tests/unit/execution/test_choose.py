@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from kdskills.errors import ExecRefused
-from kdskills.execution.probing import choose, require_consent
 from kdskills.execution.protocol import ProbeCheck, ProbeReport
 from kdskills.execution.request import ExecRequest, IsolationLevel
+from kdskills.execution.run import choose, require_consent
 
 
 @dataclass

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from kdskills.execution.check import compile_glob
-from kdskills.execution.collect import collect
 from kdskills.execution.request import Limits
+from kdskills.execution.stage import collect
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.cgroup import Cgroup
-from kdskills.execution.owner import RunRecords, leaf_is_leftover, leaf_name, process_start, reap
+from kdskills.execution.owner import Cgroup, RunRecords, leaf_is_leftover, leaf_name, process_start, reap
 from kdskills.execution.request import ExecRequest
 
 NAMESPACE = Path("/proc/self/ns/pid").stat().st_ino

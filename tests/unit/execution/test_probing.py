@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.probing import canary_argv, failed, judge
+from kdskills.execution.run import canary_argv, failed, judge
 
 CANARY = Path(__file__).parents[3] / "runtime" / "kdskills_runtime" / "canary.py"
 WALLED = {

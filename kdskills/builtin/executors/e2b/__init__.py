@@ -39,10 +39,9 @@ from kdskills.execution.container import build_order as build_container_order
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import build_payload, entry_argv
-from kdskills.execution.probing import judge
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Stream
-from kdskills.execution.run import ExecutionEngine, ExecutionRun
+from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge
 from kdskills.execution.seccomp import program_bytes
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import GRACE_S, TailBuffer

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kdskills.execution.collect import MAX_ERRORS
 from kdskills.execution.request import Artifact, ArtifactError, ExecResult, IsolationLevel, Stream
+from kdskills.execution.stage import MAX_ERRORS
 from kdskills.jobs.attempts import OutputBounds
 from kdskills.jobs.exchange import MARKER, SessionFolder, WorkdirFiles, workdir_files
 
