@@ -1,17 +1,6 @@
 """bubblewrap: one sandbox from its argument list to its last process, and sandboxes made ahead of time.
 
-Everything the wall is made of stands on the launcher's own command line. What differs from run to run (skills, inputs,
-variables) follows by descriptor, because bwrap reads it before it makes its first namespace: until we have put it into
-its cgroup and written these arguments, nothing happens. The last of them makes a marker; `--chmod` of that marker
-fails when they were cut short, so a sandbox never starts with less than was meant.
-
-The payload waits behind a gate until we hold its first process by descriptor and an open descriptor of its `/work`.
-That descriptor keeps the tmpfs alive after every process and mount of the sandbox is gone, so outputs are read from
-memory nobody can change any more; no helper runs inside, and nothing the program could forge is believed.
-
-A worker of the pool is a sandbox like any other, with its own cgroup and a fresh `/work`, in which a Python process has
-started and waits for one order on a pipe. What is fixed when a sandbox is made (skills and sizes) is its kind; a run
-takes a worker of exactly its kind or none. A worker is ended after its run, whatever came of it.
+`docs/explanation/isolation.md` says why: the two gates before a program, the descriptor that keeps `/work`, the pool.
 """
 
 from __future__ import annotations
@@ -227,9 +216,14 @@ class SandboxJob:
 
 
 def command_line(
-    setup: SandboxSetup, limits: Limits, cwd: str, argv: Sequence[str], fds: Mapping[str, int], bounds: Sequence[str]
+    setup: SandboxSetup,
+    limits: Limits,
+    cwd: str,
+    argv: Sequence[str],
+    fds: Mapping[str, int],
+    bounds: Mapping[str, tuple[int, int]],
 ) -> list[str]:
-    """Return the launcher's command line; *bounds*, from `rlimit_words`, is what prlimit sets before anything else.
+    """Return the launcher's command line; *bounds* are rlimits that prlimit sets before anything else.
 
     *fds* are the descriptors it inherits: `args`, `status`, `block` and `seccomp`.
     """
@@ -237,7 +231,7 @@ def command_line(
     if setup.drop_to is not None:
         identity = [setup.programs["setpriv"], "--reuid", uid, "--regid", uid, "--clear-groups", "--inh-caps", "-all"]
     return [
-        *(setup.programs["prlimit"], *bounds),
+        *(setup.programs["prlimit"], *(f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items())),
         *identity,
         setup.programs["bwrap"],
         *("--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
@@ -289,11 +283,6 @@ def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
     return ("--perms", mode, "--size", str(size), "--tmpfs", mount_point)
 
 
-def rlimit_words(bounds: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return *bounds* as arguments of prlimit."""
-    return [f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds.items()]
-
-
 def make_sandbox(setup: SandboxSetup, job: SandboxJob, stack: ExitStack) -> BwrapBox:
     """Make a sandbox for *job*, which waits for `release`; *stack* ends it. Raises SetupFailed."""
     pipes = sandbox_pipes(stack, code=job.payload is not None)
@@ -323,7 +312,7 @@ def _bring_up(
         seccomp = memory_file(launch_stack, setup.seccomp)
         inputs = [(path, memory_file(launch_stack, data)) for path, data in job.inputs]
         fds = {**pipes.theirs, "seccomp": seccomp}
-        command = command_line(setup, job.limits, plan.cwd, argv, fds, rlimit_words(bounds))
+        command = command_line(setup, job.limits, plan.cwd, argv, fds, bounds)
         inherited = [fd for name, fd in fds.items() if name not in {"stdin", "stdout", "stderr"}]
         inherited += [fd for _, fd in inputs]
         launch = partial(

@@ -26,16 +26,12 @@ PASSABLE: Final = 0o711
 
 def cache_dir() -> Path:
     """Return the folder of trees that can be rebuilt: `/var/cache/kdskills` as root, else XDG cache."""
-    if os.geteuid() == 0:
-        return Path("/var/cache/kdskills")
-    return _xdg("XDG_CACHE_HOME", ".cache") / "kdskills"
+    return (Path("/var/cache") if os.geteuid() == 0 else _xdg("XDG_CACHE_HOME", ".cache")) / "kdskills"
 
 
 def state_dir() -> Path:
     """Return the folder of run records: `/var/lib/kdskills` as root, else XDG state."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/kdskills")
-    return _xdg("XDG_STATE_HOME", ".local/state") / "kdskills"
+    return (Path("/var/lib") if os.geteuid() == 0 else _xdg("XDG_STATE_HOME", ".local/state")) / "kdskills"
 
 
 def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> Path:

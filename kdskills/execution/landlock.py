@@ -1,13 +1,7 @@
 """Landlock: what it can hold back on this kernel, leased uids, and runs `kdskills_runtime.landlock_init` starts and ends.
 
-For the inside of ordinary containers, where no namespace can be made, and for launchers that bring walls of their own.
-Rights are those of the kernel's documented interface, by the version (ABI) each came with. What a version lacks is made
-up for elsewhere, so that the wall is the same on all of them: `kdskills.execution.seccomp` for `truncate`, and the uid of
-their own for signals.
-
-Landlock does not stop a program from changing modes and times of files its uid owns, nor, on older kernels, from
-signalling processes of its uid. So a run gets a uid nobody else has: no account, no process, no file but its own. That
-is also what makes two promises exact: RLIMIT_NPROC counts per uid, and `kill(-1)` under that uid ends the whole tree.
+What an older version (ABI) lacks is made up for, so that the wall is the same on all: by `kdskills.execution.seccomp`, and
+by a uid nobody else has, for Landlock does not hold back modes and times of files of one's own uid, nor signals to it.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from kdskills.execution.owner import Cgroup, RunRecords, find_parent, leaf_name,
 from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, Limits, Status
+from kdskills.execution.request import ExecError, ExecResult, Limits, Status
 from kdskills.execution.rootfs import Rootfs
 from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, not_started, preparing
 from kdskills.execution.streams import Ending, HeadBuffer, Pump
@@ -338,7 +332,6 @@ class TreeRun(ProgramRun):
         lease: The run's own uid; None when it has ours.
         inputs: What the launcher and the program read, by the pipe's name; `payload` is generated code's.
         reserve: Memory and processes the leaf holds beyond the program's limits, for a launcher inside it.
-        bounds: Memory and pids limits as the kernel holds them for this run; empty without a cgroup.
     """
 
     engine: TreeEngine
@@ -349,13 +342,9 @@ class TreeRun(ProgramRun):
     cgroups: Cgroup | None = None
     reserve: ClassVar[tuple[int, int]] = (0, 0)
 
-    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
-        super().__init__(engine, request, probing=probing)
-        self.bounds: dict[str, int] = {}
-        self._status = HeadBuffer(64 * 1024)
-        self._control = -1
-        self._leaf: Cgroup | None = None
-        self._launcher: subprocess.Popen[bytes] | None = None
+    _control = -1
+    _leaf: Cgroup | None = None
+    _launcher: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
     def order(self, cgroups: Sequence[str]) -> bytes:
@@ -409,6 +398,7 @@ class TreeRun(ProgramRun):
     def spawn(self) -> Pump:
         """Start the launcher."""
         code = "payload" in self.inputs
+        self._status = HeadBuffer(64 * 1024)
         with preparing(self.engine.name):
             procs_files: list[str] = []
             if self.cgroups is not None:

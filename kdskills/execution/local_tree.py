@@ -1,8 +1,7 @@
 """Folders and process trees of programs that run without a wall: found again by a mark.
 
-A program without a pid namespace can leave its process group. Its environment carries a mark, which is how what left
-is found: in /proc, where a process cannot hide the environment it was started with. One that clears its environment on
-purpose gets away; that is part of what "without isolation" means.
+A program without a pid namespace can leave its process group. Its environment carries a mark, which is found in /proc,
+where a process cannot hide what it was started with; one that clears its environment on purpose gets away.
 """
 
 from __future__ import annotations

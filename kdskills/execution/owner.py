@@ -1,8 +1,7 @@
 """Who started a run, the cgroup that bounds it, and the end of what dead owners left, not of what living ones use.
 
-A cgroup leaf per run is the only bound on a whole tree's memory and number of processes. Version 2, version 1 and hosts
-without a writable hierarchy are told apart by trying, not by guessing. A leaf is named after the process that made it, so it can be judged without any record; it holds every process
-of its run. Where there are no cgroups, a small record beside the state names the launcher instead.
+A cgroup leaf holds every process of its run, and is named after the process that made it, so it can be judged without a
+record. Where there are no cgroups, which is found by trying, a record beside the state names the launcher instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The tree a sandbox calls `/`: the host's Python and core tools, a few packages, and the ground floor of kdskills.
 
-One artifact serves bubblewrap as its read-only root and docker as its image. It is built offline
-from what is already installed, and never contains anything of the host's own data. Trees are named by what went into
-them, built aside under a lock and renamed into place, so a half-built tree is never used.
+It is built offline from what is installed, with nothing of the host's own data. Trees are named by what went into them,
+built aside under a lock and renamed into place, so a half-built tree is never used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The skeleton of every engine and of its runs, start, tail, wait, cancel, end, result, and the choice of an engine.
 
-An engine is a subclass of `ExecutionEngine` and one of `ExecutionRun`, or of `ProgramRun` where the program is a process of this host. They
-supply what differs: `prepare` (check and stage), `spawn`, `kill` by way of the pump, and what a probe needs.
-A probe runs a canary, `kdskills_runtime/canary.py`, as any other program and judges what it saw.
+An engine is a subclass of `ExecutionEngine` and one of `ExecutionRun`, or of `ProgramRun` where the program is a process of
+this host (`docs/how-to/write-an-executor.md`). A probe runs a canary as any other program and judges what it saw.
 """
 
 from __future__ import annotations
@@ -120,7 +119,8 @@ def preparing(engine: str) -> Iterator[None]:
 class ExecutionRun(ABC):
     """A started run, the `Handle` of every engine. A thread of its own prepares, starts and watches the program.
 
-    `stack` undoes, at the run's end and before its result is told, whatever was made for it.
+    `stack` undoes, at the run's end and before its result is told, whatever was made for it. `bounds` are limits of
+    memory and pids as the kernel holds them for this run; empty without a cgroup.
 
     Args:
         engine: The engine, which holds what its runs share.
@@ -133,6 +133,7 @@ class ExecutionRun(ABC):
         self.stdout, self.stderr = output_buffers(request)
         self.report = HeadBuffer(MAX_REPORT)
         self.enforced: frozenset[str] = frozenset()
+        self.bounds: dict[str, int] = {}
         self.stack = ExitStack()
         self.lock = threading.Lock()
         self.cancelled = threading.Event()

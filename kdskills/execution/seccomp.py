@@ -1,14 +1,7 @@
 """The system calls a sandboxed program is refused, as a table, and the BPF program made from it.
 
-`runtime/images/seccomp.json` is docker's profile of the same table.
-
-The table is a deny list over what namespaces, dropped capabilities and read-only mounts already take away: calls that
-reach parts of the kernel no script needs. Everything is refused with EPERM, but for `clone3`, whose
-flags a filter cannot see: ENOSYS makes the C library fall back to `clone`, whose flags it can.
-
-Programs of one machine without namespaces of their own, as under Landlock, share the network, System V memory and message
-queues. So there no socket can be made, named or connected at all, and none of the others opened. Connected pairs of
-stream sockets stay, because event loops are built on them and they lead nowhere.
+`runtime/images/seccomp.json` is docker's profile of the same table. `clone3`, whose flags a filter cannot see, is ENOSYS, so
+that the C library falls back to `clone`. Programs that share the network and System V objects, as under Landlock, get none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Copies of what a program may see, skill trees by digest and inputs by value, and the outputs it leaves.
 
-A skill is never mounted from where it lives. Its tree is copied once below `stage/<digest>`, file by file without
-following links, and the copy is what is checked against the digest: what was checked is what is seen.
-
-Outputs are collected when the program is dead. Its folder is walked by descriptors, never by path, and no link is
-followed. What is not a regular file is named, not opened; a FIFO cannot hang us, a device is never touched.
+A skill's tree is copied once below `stage/<digest>`, and the copy is what is checked: what was checked is what is seen.
+Outputs are collected when the program is dead, by descriptors: no link is followed, no FIFO or device is opened.
 """
 
 from __future__ import annotations
@@ -258,7 +255,14 @@ def _visit(folder: int, name: str, path: tuple[str, ...], collection: Collection
         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(facts.st_mode):
             if any(glob.may_lie_below(path) for glob in collection.globs):
-                _descend(folder, name, path, collection)
+                if len(path) > MAX_DEPTH:
+                    collection.refuse(file_path, "too_deep", f"more than {MAX_DEPTH} folders deep")
+                    return
+                deeper = os.open(name, FOLDER_FLAGS, dir_fd=folder)
+                try:
+                    _walk(deeper, path, collection)
+                finally:
+                    os.close(deeper)
             return
         if not matched:
             if stat.S_ISLNK(facts.st_mode):
@@ -279,17 +283,6 @@ def _link_on_the_way(path: tuple[str, ...], link_path: str, collection: Collecti
     for glob in collection.globs:
         if glob.literal and glob.may_lie_below(path):
             collection.refuse(glob.pattern, "link", f"{shown_path(link_path)} is a link")
-
-
-def _descend(folder: int, name: str, path: tuple[str, ...], collection: Collection) -> None:
-    if len(path) > MAX_DEPTH:
-        collection.refuse("/".join(path), "too_deep", f"more than {MAX_DEPTH} folders deep")
-        return
-    deeper = os.open(name, FOLDER_FLAGS, dir_fd=folder)
-    try:
-        _walk(deeper, path, collection)
-    finally:
-        os.close(deeper)
 
 
 def _take(folder: int, name: str, file_path: str, collection: Collection) -> None:

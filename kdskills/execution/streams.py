@@ -1,11 +1,7 @@
 """Moving bytes between a program and us without ever being held up by it, and logs of long runs.
 
-Output is drained for as long as the program lives, counted, and only its tail is kept. Once the tree is dead the pipes
-are read until they are empty or `DRAIN_S` is over: a grandchild that somehow still holds a pipe cannot hold us. What
-lies in a pipe by then is read all the same, however long this thread had to wait for its turn.
-
-A log grows at its end only, so an offset means the same bytes for ever. Disk use stays bounded all the same: beyond the
-limit the oldest whole MiB are punched out of the file, which keeps its length and loses their blocks.
+A grandchild that still holds a pipe cannot hold us: once the tree is dead pipes are read for `DRAIN_S` at most. A log grows
+at its end only, so an offset means the same bytes for ever; its oldest MiB are punched out, which keeps its length.
 """
 
 from __future__ import annotations

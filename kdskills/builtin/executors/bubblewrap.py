@@ -18,7 +18,7 @@ from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.owner import RunRecords, find_parent, reap
 from kdskills.execution.payload import build_payload, read_report
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Limits, Status
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Limits, Status
 from kdskills.execution.rootfs import build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun, judge
 from kdskills.execution.seccomp import RULES, host_filter
@@ -33,20 +33,11 @@ _COUNTED_PER_NAMESPACE = (5, 14)
 
 
 class BubblewrapRun(ProgramRun):
-    """A run in a sandbox of the pool, or in one of its own.
-
-    Attributes:
-        host_uid: Uid of the sandbox's processes as the host sees them; -1 before it is up.
-        bounds: Memory and pids limits as the kernel held them for this run; empty without a cgroup.
-    """
+    """A run in a sandbox of the pool, or in one of its own; `host_uid` is that of its processes as the host sees them."""
 
     engine: BubblewrapExecutor
+    host_uid = -1
     _box: BwrapBox | None = None
-
-    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
-        super().__init__(engine, request, probing=probing)
-        self.host_uid = -1
-        self.bounds: dict[str, int] = {}
 
     def prepare(self) -> None:
         """Decide and stage everything that needs no sandbox."""

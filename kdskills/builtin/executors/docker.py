@@ -27,7 +27,7 @@ from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, Rem
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
 from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import Rootfs, build_rootfs, image_recipe_dir, rootfs_for_image
 from kdskills.execution.run import ExecutionEngine, ProgramEnd
 from kdskills.execution.stage import read_inputs
@@ -52,12 +52,10 @@ class DockerRun(RemoteRun):
 
     engine: DockerExecutor
 
-    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
-        super().__init__(engine, request, probing=probing)
-        self._container: Container | None = None
-        self._turn: Future[ExecResult] | None = None
-        self._overdue = False
-        self._sent = 0
+    _container: Container | None = None
+    _turn: Future[ExecResult] | None = None
+    _overdue = False
+    _sent = 0
 
     def prepare(self) -> None:
         """Decide everything that can be decided without a container."""

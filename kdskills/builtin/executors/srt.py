@@ -1,14 +1,7 @@
-"""Programs behind Anthropic's sandbox-runtime, for its allow-list of domains.
+"""Programs behind Anthropic's sandbox-runtime, for its allow-list of domains; `docs/reference/isolation.md` says its limits.
 
-srt (`@anthropic-ai/sandbox-runtime` from npm) builds a bubblewrap sandbox around a proxy that lets through the named
-hosts alone, which no other engine here can. By itself it shows the whole file system of the host read-only; this adapter
-closes `/` and opens the prepared tree, the skills, the run's own folders and the host's programs and libraries. Folders
-that are closed are empty tmpfs inside, without a bound of size, and its namespaces are not all new: hence the level. Its
-system call filter holds back UNIX sockets alone, so ours is set inside it.
-
-srt takes no descriptor along and mixes its own faults with the program's exit code (killed by TERM, it exits with 0).
-So the script inside leaves the program's exit code in a file that was made before, is bound as that one file, and
-which we read by the descriptor we had all the time.
+srt shows the whole host read-only, takes no descriptor along and mixes its own faults with the program's exit code. So this
+adapter closes `/`, and the script inside leaves the exit code in a file that we have had open all the time.
 """
 
 from __future__ import annotations
@@ -21,6 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
@@ -34,7 +28,7 @@ from kdskills.execution.processes import descendants, rlimits
 from kdskills.execution.protocol import ExecutorFactory, ProbeCheck
 from kdskills.execution.request import MIB, ExecError, ExecRequest, ExecResult, IsolationLevel, Limits
 from kdskills.execution.rootfs import Rootfs, build_rootfs
-from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge, not_started
+from kdskills.execution.run import ExecutionRun, judge, not_started
 from kdskills.execution.seccomp import SHARED_RULES, host_filter
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import Ending, Pump
@@ -139,9 +133,7 @@ class SrtRun(TreeRun):
     engine: SrtExecutor
     reserve = RESERVE
 
-    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
-        super().__init__(engine, request, probing=probing)
-        self._answers: dict[str, int] = {}
+    _answers: Mapping[str, int] = MappingProxyType({})
 
     def prepare(self) -> None:
         """Fill the run's folders and write srt's settings, the script and our filter."""
@@ -178,10 +170,12 @@ class SrtRun(TreeRun):
 
     def spawn(self) -> Pump:
         """Open what the sandbox writes, before it starts and never by name again; then start the launcher."""
+        answers: dict[str, int] = {}
         for path in self._files.answers:
-            self._answers[path.name] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self.stack.callback(os.close, self._answers[path.name])
-        self.stack.callback(self._answers.clear)
+            answers[path.name] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self.stack.callback(os.close, answers[path.name])
+        self.stack.callback(answers.clear)
+        self._answers = answers
         return super().spawn()
 
     def order(self, cgroups: Sequence[str]) -> bytes:

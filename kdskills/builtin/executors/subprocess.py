@@ -1,9 +1,7 @@
 """Bare processes of this host, without any wall: for machines whose operator wants just that.
 
-Two people must ask for it: the operator (`allow_unisolated`) and the caller (`profile="unsafe-local"`). A program sees
-everything its user may see. What it gets is a session of its own, a scrubbed environment, rlimits and the end of its
-whole process group; memory totals, process counts, folder sizes and the network are not limited, and the result says
-so in `limits_enforced`.
+A program sees everything its user may see. What it gets is a session of its own, a scrubbed environment, rlimits and the
+end of its whole process group.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`json:PROVIDER:MODEL` and `json-schema:PROVIDER:MODEL`: tool calls as plain JSON text, for models without their own.
 
-The tools are described in the instructions, and one JSON object is read out of the answer: `{"tool": NAME,
-"arguments": {…}}` is a call, `{"answer": TEXT}` the answer. Text without such an object is the answer. An object that
-names a tool but is malformed becomes a call with its raw text as arguments: the solver answers that like any other
-invalid call, so that the model can mend it. `json-schema:` also sends the decision's JSON Schema, so that a server that
-can hold a model to one never lets it write anything else.
+`{"tool": NAME, "arguments": {…}}` is a call, `{"answer": TEXT}` or text without such an object the answer. A malformed
+call keeps its raw text, so that the model can mend it. `json-schema:` also sends the decision's JSON Schema.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.execution.bwrap import SandboxSetup, command_line, rlimit_words, run_arguments
+from kdskills.execution.bwrap import SandboxSetup, command_line, run_arguments
 from kdskills.execution.check import check_request
 from kdskills.execution.payload import BASE_ENV
 from kdskills.execution.processes import rlimits
@@ -21,7 +21,7 @@ def line(drop_to=10001, *, memory_by_rlimit=False, **fields) -> list[str]:
     plan = check_request(ExecRequest(**({"argv": ("prog", "--opt")} | fields)))
     setup = SandboxSetup(PROGRAMS, drop_to, Rootfs(ROOT, "abc", "/entry.py"), b"", None, None, False, None)
     limits = plan.request.limits
-    bounds = rlimit_words(rlimits(limits, memory=memory_by_rlimit))
+    bounds = rlimits(limits, memory=memory_by_rlimit)
     return command_line(setup, limits, plan.cwd, plan.argv, FDS, bounds)
 
 

@@ -40,7 +40,7 @@ from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
-from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Stream
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Stream
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge
 from kdskills.execution.seccomp import program_bytes
 from kdskills.execution.stage import read_inputs
@@ -132,20 +132,13 @@ _FORWARDED: Final = {**{int(number): f"{int(number)}" for number in _POLITE}, in
 
 
 class E2bRun(RemoteRun):
-    """A run in a sandbox: waiting, running or over.
-
-    Attributes:
-        key: The owner's name in records.
-        labels: Labels of the run and of its sandbox.
-    """
+    """A run in a sandbox: waiting, running or over."""
 
     engine: E2bExecutor
     patience_s = 2 * GRACE_S
 
-    def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
-        super().__init__(engine, request, probing=probing)
-        self._box: PreparedSandbox | None = None
-        self._pid: int | None = None
+    _box: PreparedSandbox | None = None
+    _pid: int | None = None
 
     def prepare(self) -> None:
         """Decide everything that can be decided here."""

@@ -1,11 +1,7 @@
 """E2B's sandboxes: what the engine needs of the SDK, what each sandbox gets, which one an owner has.
 
-Whatever can go wrong with the SDK is one error; whether a sandbox is gone is asked of the API, never judged by words a
-program printed. Code and skills are delivered as archives named by their digest, verified in the sandbox and unpacked whole.
-
-There is one record per owner on disk. A lease is held by one run; the next waits. A holder that died, or that held on beyond
-its time, loses the lease to the next, whose token is higher. The far side refuses lower tokens, so a holder that comes back
-late can do no harm.
+Whether a sandbox is gone is asked of the API, never judged by words a program printed. A lease that a dead or late holder
+loses goes on with a higher token, and the far side refuses lower ones.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -24,7 +25,6 @@ from urllib.parse import quote, unquote
 from kdskills.builtin.roots.mcp.wire import SdkServer, ServerFailed
 from kdskills.errors import Conflict, Diagnostic, FileRefused, KdskillsError, NotFound
 from kdskills.execution.dirs import locked, write_note
-from kdskills.skills import Skill
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.parse import parse_skill_bytes
@@ -359,10 +359,8 @@ class AcceptedSets:
 FRESH_S: Final = 60.0
 
 
-class _CheckedRow(NamedTuple):
-    entry: ListedSkill | None
-    uri: str
-    problem: str = ""
+Rows = dict[str, ListedSkill | str]
+"""What a server lists by uri: an entry, or why it is not used."""
 
 
 class McpListing:
@@ -397,8 +395,8 @@ class McpListing:
         )
         self._lock = threading.RLock()
         self._looked: float | None = None
-        self._entries: dict[str, _CheckedRow] = {}
-        self._added: dict[str, _CheckedRow] = {}
+        self._entries: Rows = {}
+        self._added: Rows = {}
         self._scan = RootScan(0, {}, {}, (), rows_digest([]), present=False)
 
     def scan(self) -> RootScan:
@@ -438,8 +436,8 @@ class McpListing:
             if self._scan.notes != (note,):
                 self._scan = replace(self._scan, notes=(note,))
 
-    def _listed(self) -> dict[str, _CheckedRow]:
-        return {checked.uri: checked for checked in map(self._checked, self._server.entries())}
+    def _listed(self) -> Rows:
+        return dict(map(self._checked, self._server.entries()))
 
     def add(self, uri: str) -> str:
         """Add a skill that the server does not list, by its uri, and return its full id.
@@ -448,11 +446,12 @@ class McpListing:
             ServerFailed: The server does not answer, or not with this skill.
             NotFound: What it answered cannot be used.
         """
-        checked = self._checked(self._server.entry(uri))
-        if checked.entry is None or checked.uri != uri:
-            raise NotFound(f"the server {self.label!r} has no usable skill {uri}: {checked.problem or 'another uri'}")
+        other, entry = self._checked(self._server.entry(uri))
+        if isinstance(entry, str) or other != uri:
+            problem = entry if isinstance(entry, str) else "another uri"
+            raise NotFound(f"the server {self.label!r} has no usable skill {uri}: {problem}")
         with self._lock:
-            self._added[uri] = checked
+            self._added[uri] = entry
             self._rebuild()
             return f"mcp-{self.label}.{self._ids()[uri]}"
 
@@ -490,32 +489,30 @@ class McpListing:
             self._accepted.accept({change.uri: listed[change.uri] for change in changes}, listed=listed)
             self._rebuild()
 
-    def _checked(self, row: Mapping[str, Any]) -> _CheckedRow:
+    def _checked(self, row: Mapping[str, Any]) -> tuple[str, ListedSkill | str]:
         try:
             entry = read_entry(row, allow_dynamic=self._dynamic)
         except EntryRefused as reason:
-            return _CheckedRow(None, str(row.get("uri")), str(reason))
-        if entry.frontmatter.get("name") != entry.parts[-1]:
-            return _CheckedRow(None, entry.uri, "its name is not the last part of its path")
-        return _CheckedRow(entry, entry.uri)
+            return str(row.get("uri")), str(reason)
+        named = entry.frontmatter.get("name") == entry.parts[-1]
+        return entry.uri, entry if named else "its name is not the last part of its path"
 
     def _look_again(self, entry: ListedSkill) -> None:
         """Ask for one skill again after one of its files was not as listed."""
         try:
-            checked = self._checked(self._server.entry(entry.uri))
+            uri, again = self._checked(self._server.entry(entry.uri))
         except ServerFailed:  # the reader gets the mismatch as an error; the next listing corrects the rest
             return
         with self._lock:
             entries = self._added if entry.uri in self._added else self._entries
-            other = _CheckedRow(None, entry.uri, "it is another skill now")
-            entries[entry.uri] = checked if checked.uri == entry.uri else other
+            entries[entry.uri] = again if uri == entry.uri else "it is another skill now"
             self._rebuild()
 
     # What follows makes the catalog; the lock is held.
 
     def _usable(self) -> dict[str, ListedSkill]:
         rows = self._added | self._entries
-        return {uri: checked.entry for uri, checked in rows.items() if checked.entry is not None}
+        return {uri: entry for uri, entry in rows.items() if not isinstance(entry, str)}
 
     def _sets(self) -> Sets:
         """Return the sets of files listed now; skills whose server does not say are left out."""
@@ -540,12 +537,12 @@ class McpListing:
         before = self._scan.skills
         records: dict[str, SkillRecord] = {}
         notes: list[Diagnostic] = []
-        for uri, checked in sorted((self._added | self._entries).items()):
-            if checked.entry is None:
-                notes.append(_note(self.label, "mcp_entry_invalid", "warning", uri, f"is not used: {checked.problem}"))
+        for uri, entry in sorted((self._added | self._entries).items(), key=itemgetter(0)):
+            if isinstance(entry, str):
+                notes.append(_note(self.label, "mcp_entry_invalid", "warning", uri, f"is not used: {entry}"))
                 continue
             changed = accepted is None or (uri in sets and _differs(sets[uri], uri, accepted))
-            record = self._record(ids[uri], checked.entry, changed=changed)
+            record = self._record(ids[uri], entry, changed=changed)
             former = before.get(record.path, record)
             unchanged = former.digests == record.digests and (former.skill is None) == (record.skill is None)
             records[record.path] = former if unchanged else record
@@ -555,38 +552,32 @@ class McpListing:
             self._scan = scan
 
     def _record(self, skill_id: str, entry: ListedSkill, *, changed: bool) -> SkillRecord:
-        full_id = f"mcp-{self.label}.{skill_id}"
-        skill, findings = self._skill(skill_id, entry)
+        full_id, skill = f"mcp-{self.label}.{skill_id}", None
+        text = json.dumps(dict(entry.frontmatter), ensure_ascii=False)
+        parsed = parse_skill_bytes(f"---\n{text}\n---\n\n".encode("utf-8", "replace"), folder=entry.parts[-1])
+        findings = tuple(finding for finding in parsed.diagnostics if finding.code != "empty_body")
         if changed:
-            note = _note(self.label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval")
-            skill, findings = None, (note,)
+            findings = (_note(self.label, "mcp_changed", "error", full_id, f"({entry.uri}) changed, needs approval"),)
+        elif parsed.skill is not None:
+            file = None if entry.files is None else entry.files[SKILL_FILE]
+            skill = replace(
+                parsed.skill,
+                id=skill_id,
+                namespace=f"mcp-{self.label}",
+                content=FarFiles(entry, self._server, self._folder / "files", self._look_again, self._check),
+                imports=(),
+                allowed_tools=None,
+                allowed_tool_names=(),
+                diagnostics=findings,
+                digest="" if file is None else file.digest,
+                size=0 if file is None else file.size,
+                tokens=0 if file is None else -(-file.size // 4),
+                layer="user",
+            )
         frontmatter = json.dumps(dict(entry.frontmatter), sort_keys=True)
         identity = rows_digest([(entry.uri, frontmatter, entry.set_digest or "")])
         facts = (NO_STAMP, 0, (), ())
         return SkillRecord(skill_id, "", (), (SKILL_FILE,), (identity,), *facts, full_id, skill, findings)
-
-    def _skill(self, skill_id: str, entry: ListedSkill) -> tuple[Skill | None, tuple[Diagnostic, ...]]:
-        text = json.dumps(dict(entry.frontmatter), ensure_ascii=False)
-        parsed = parse_skill_bytes(f"---\n{text}\n---\n\n".encode("utf-8", "replace"), folder=entry.parts[-1])
-        findings = tuple(finding for finding in parsed.diagnostics if finding.code != "empty_body")
-        if parsed.skill is None:
-            return None, findings
-        file = None if entry.files is None else entry.files[SKILL_FILE]
-        skill = replace(
-            parsed.skill,
-            id=skill_id,
-            namespace=f"mcp-{self.label}",
-            content=FarFiles(entry, self._server, self._folder / "files", self._look_again, self._check),
-            imports=(),
-            allowed_tools=None,
-            allowed_tool_names=(),
-            diagnostics=findings,
-            digest="" if file is None else file.digest,
-            size=0 if file is None else file.size,
-            tokens=0 if file is None else -(-file.size // 4),
-            layer="user",
-        )
-        return skill, findings
 
 
 def _note(label: str, code: str, severity: Any, ref: str, problem: str) -> Diagnostic:

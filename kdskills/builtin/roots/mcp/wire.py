@@ -1,9 +1,7 @@
 """Speaking to an MCP server with the official SDK: its URI and label, one connection, and what is asked over it.
 
-The connection is kept between questions, which come from any thread, also from one whose event loop is busy, so it lives in
-a thread and loop of its own. It ends when nobody asked for a while, and with the first thing that goes wrong: questions that
-are under way are answered, the next one opens another. A server that hangs costs one question; one that was restarted costs
-none, since what a kept connection fails at is asked once more on a new one.
+Questions come from any thread, also from one whose event loop is busy, so the connection has a thread and loop of its own.
+It ends when nobody asked for a while, and with the first thing that goes wrong; what it fails at is asked once more.
 """
 
 from __future__ import annotations
