@@ -3,6 +3,11 @@ same everywhere.
 
 `unpack_skill` is the way in, `write_archive` the way out. Names, kinds and amounts are decided by the archive's directory
 alone, before a file is opened. Nothing of a refused archive stays.
+
+Python's own reader takes in a directory of any size and forgives much; this one reads a bounded piece of the file, and every
+entry must agree with its local header, so that what was judged is what gets unpacked: what two readers could understand
+differently is refused. Written files are stored, not deflated: what a compressor makes of the same bytes differs between its
+versions, and a digest over the archive would differ with it.
 """
 
 from __future__ import annotations
@@ -12,36 +17,374 @@ import os
 import re
 import shutil
 import stat
+import struct
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from kdskills.errors import Diagnostic
+from kdskills.errors import CallerMustAct, Diagnostic
 from kdskills.skills.fields import MAX_NAME, name_problem
 from kdskills.skills.folder import SKILL_FILES
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
 from kdskills.skills.private_files import make_folder
-from kdskills.skills.zip_format import (
-    DEFLATED,
-    ENCRYPTED,
-    MASKED,
-    PATCHED,
-    STORED,
-    STRONGLY_ENCRYPTED,
-    ArchiveLimits,
-    ArchiveRefused,
-    TreeFile,
-    ZipEntry,
-    pieces,
-    read_directory,
-    read_tree,
-    version_of,
-    write_archive,
+from kdskills.skills.safe_open import TreeFile, open_file, read_tree, version_of
+
+MIB = 1024 * 1024
+
+
+class ArchiveRefused(CallerMustAct, code="archive_refused"):
+    """The archive breaks a rule and nothing of it was kept; `details` has `entry`, `reason` and, for a skill file that cannot
+    be used, `diagnostics`. An *entry* of None is the archive as a whole.
+    """
+
+    def __init__(
+        self, code: str, reason: str, *, entry: str | None = None, diagnostics: Sequence[Diagnostic] = ()
+    ) -> None:
+        subject = "the archive" if entry is None else f"the archive's entry {entry!r}"
+        super().__init__(f"{subject} is refused: {reason}", code=code, entry=entry, reason=reason)
+        if diagnostics:
+            self.details["diagnostics"] = [finding.to_json() for finding in diagnostics]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveLimits:
+    """Bounds of an archive; the defaults are those of `docs/reference/archives.md`.
+
+    Attributes:
+        archive_bytes: Size of the zip file itself.
+        directory_bytes: Size of the zip's central directory, which is held in memory.
+        entries: Entries of any kind, left-out ones and folders too.
+        files: Files of the skill.
+        unpacked_bytes: All files of the skill together.
+        ratio: Unpacked to packed size, of one file and of all together.
+        depth: Parts of a path below the skill's folder.
+        path_bytes: UTF-8 bytes of a path below the skill's folder.
+    """
+
+    archive_bytes: int = 32 * MIB
+    directory_bytes: int = 2 * MIB
+    entries: int = 2048
+    files: int = 512
+    unpacked_bytes: int = 16 * MIB
+    ratio: int = 200
+    depth: int = 12
+    path_bytes: int = 255
+
+
+END: Final = struct.Struct("<4s4H2LH")
+CENTRAL: Final = struct.Struct("<4s6H3L5H2L")
+LOCAL: Final = struct.Struct("<4s5H3L2H")
+END_MARK: Final = b"PK\x05\x06"
+CENTRAL_MARK: Final = b"PK\x01\x02"
+LOCAL_MARK: Final = b"PK\x03\x04"
+
+STORED: Final = 0
+DEFLATED: Final = 8
+ENCRYPTED: Final = 0x0001
+STREAMED: Final = 0x0008
+PATCHED: Final = 0x0020
+STRONGLY_ENCRYPTED: Final = 0x0040
+UTF8_NAME: Final = 0x0800
+MASKED: Final = 0x2000
+
+_COMMENT = 0xFFFF
+_WIDE16 = 0xFFFF
+_WIDE32 = 0xFFFFFFFF
+_NTFS_LINK = 0x0400
+
+
+@dataclass(frozen=True, slots=True)
+class ZipEntry:
+    """One entry as the central directory has it, and where its data begins.
+
+    `packed` are its bytes in the archive, `size` those it says it unpacks to, `crc` is the content's CRC-32. `mode` is
+    Unix', kind bits included, 0 when the writer gave none; `reparse` says whether Windows' attributes call it a link.
+    """
+
+    raw: bytes
+    flags: int
+    method: int
+    crc: int
+    packed: int
+    size: int
+    mode: int
+    reparse: bool
+    offset: int
+    data: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name as it can be printed."""
+        return printable(self.raw)
+
+    def refused(self, code: str, reason: str) -> ArchiveRefused:
+        """Return the refusal of the archive for this entry."""
+        return ArchiveRefused(code, reason, entry=self.label)
+
+
+def printable(raw: bytes) -> str:
+    """Return a name for people: bytes that are no UTF-8, and control characters, as escapes; cut at 300 characters."""
+    text = raw.decode("utf-8", "backslashreplace")
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return plain if len(plain) <= 300 else plain[:299] + "…"
+
+
+def _refuse_first(entry: ZipEntry, *rules: tuple[bool, str, str]) -> None:
+    """Refuse *entry* for the first rule that is broken; each is whether it is, its code and the reason."""
+    for broken, code, reason in rules:
+        if broken:
+            raise entry.refused(code, reason)
+
+
+def read_directory(archive: BinaryIO, limits: ArchiveLimits) -> tuple[ZipEntry, ...]:
+    """Return every entry of a seekable zip, in the order of the directory; positions count from its beginning.
+
+    Raises ArchiveRefused when it is no zip, or its structure is not sound.
+    """
+    size = archive.seek(0, os.SEEK_END)
+    if size == 0:
+        raise ArchiveRefused("archive_empty", "it has no bytes")
+    if size > limits.archive_bytes:
+        raise ArchiveRefused("archive_too_large", f"it has more than {limits.archive_bytes} bytes")
+    count, length, begin = _read_end(archive, size)
+    if count > limits.entries:
+        raise ArchiveRefused("archive_too_many_entries", f"it has {count} entries, more than {limits.entries}")
+    if length > limits.directory_bytes:
+        message = f"its directory has {length} bytes, more than {limits.directory_bytes}"
+        raise ArchiveRefused("archive_too_many_entries", message)
+    archive.seek(begin)
+    entries = _split(archive.read(length), count)
+    return _located(archive, entries, begin)
+
+
+def _read_end(archive: BinaryIO, size: int) -> tuple[int, int, int]:
+    """Return how many entries the directory has, its size and its offset."""
+    tail_size = min(size, END.size + _COMMENT)
+    archive.seek(size - tail_size)
+    tail = archive.read(tail_size)
+    position = tail.rfind(END_MARK)
+    while position >= 0:
+        if position + END.size <= len(tail):
+            fields = END.unpack_from(tail, position)
+            if position + END.size + fields[7] == len(tail):
+                break
+        position = tail.rfind(END_MARK, 0, position)
+    else:
+        archive.seek(0)
+        if archive.read(4) == LOCAL_MARK:
+            raise ArchiveRefused("archive_truncated", "its end is missing")
+        raise ArchiveRefused("archive_not_zip", "it is not a zip archive")
+    _, disk, first_disk, disk_count, count, length, begin, _ = fields
+    if _WIDE16 in {disk, first_disk, disk_count, count} or _WIDE32 in {length, begin}:
+        raise ArchiveRefused("archive_zip64", "it uses Zip64, which nothing of this size needs")
+    if (disk, first_disk) != (0, 0) or disk_count != count:
+        raise ArchiveRefused("archive_split", "it is a part of several")
+    end = size - tail_size + position
+    if begin + length > end:
+        raise ArchiveRefused("archive_directory_bad", "its directory lies outside the file")
+    if begin + length != end:
+        raise ArchiveRefused("archive_directory_bad", "its directory does not end where the archive's end begins")
+    return count, length, begin
+
+
+def _split(data: bytes, count: int) -> list[ZipEntry]:
+    """Return the directory's entries, without places of their data."""
+    entries: list[ZipEntry] = []
+    position = 0
+    while position < len(data):
+        beyond = len(entries) == count or position + CENTRAL.size > len(data)
+        if beyond or not data.startswith(CENTRAL_MARK, position):
+            raise ArchiveRefused("archive_directory_bad", "its directory is damaged")
+        fields = CENTRAL.unpack_from(data, position)
+        writer, _, flags, method, _, _, crc, packed, size, name_size, extra_size, note_size, disk = fields[1:14]
+        attributes, offset = fields[15], fields[16]
+        after = position + CENTRAL.size + name_size + extra_size + note_size
+        raw = data[position + CENTRAL.size : position + CENTRAL.size + name_size]
+        unix = attributes >> 16
+        windows = writer >> 8 in {0, 10, 11, 14} or unix == 0
+        reparse = windows and bool(attributes & _NTFS_LINK)
+        entry = ZipEntry(raw, flags, method, crc, packed, size, unix, reparse, offset)
+        wide = _WIDE32 in {packed, size, offset}
+        _refuse_first(
+            entry,
+            (after > len(data), "archive_directory_bad", "its directory is damaged"),
+            (wide, "archive_zip64", "it uses Zip64, which nothing of this size needs"),
+            (disk != 0, "archive_split", "it lies in another part"),
+        )
+        entries.append(entry)
+        position = after
+    if len(entries) != count:
+        raise ArchiveRefused("archive_directory_bad", f"its directory has {len(entries)} entries and says {count}")
+    return entries
+
+
+def _located(archive: BinaryIO, entries: list[ZipEntry], end: int) -> tuple[ZipEntry, ...]:
+    """Return the entries with the places of their data, each compared with its local header; no two may overlap."""
+    located = [_locate(archive, entry, end) for entry in entries]
+    reached, before = 0, ""
+    for entry in sorted(located, key=lambda each: (each.offset, each.data + each.packed)):
+        if entry.offset < reached:
+            raise entry.refused("archive_overlap", f"its bytes are also those of {before!r}")
+        reached, before = entry.data + entry.packed, entry.label
+    return tuple(located)
+
+
+def _locate(archive: BinaryIO, entry: ZipEntry, end: int) -> ZipEntry:
+    archive.seek(min(entry.offset, end))
+    head = archive.read(LOCAL.size)
+    if entry.offset + LOCAL.size > end or len(head) < LOCAL.size or not head.startswith(LOCAL_MARK):
+        raise entry.refused("archive_directory_bad", "the directory points at nothing")
+    _, _, flags, method, _, _, crc, packed, size, name_size, extra_size = LOCAL.unpack(head)
+    raw = archive.read(name_size)
+    local_header = (flags & ~STREAMED, method, raw)
+    if local_header != (entry.flags & ~STREAMED, entry.method, entry.raw):
+        raise entry.refused("archive_header_mismatch", "its two headers differ")
+    local_sizes = (crc, packed, size)
+    blank = bool(flags & STREAMED) and local_sizes == (0, 0, 0)
+    if not blank and local_sizes != (entry.crc, entry.packed, entry.size):
+        wide = _WIDE32 in {packed, size}
+        code = "archive_zip64" if wide else "archive_header_mismatch"
+        raise entry.refused(code, "its two headers differ")
+    data = entry.offset + LOCAL.size + name_size + extra_size
+    if data + entry.packed > end:
+        raise entry.refused("archive_directory_bad", "its content lies outside the file")
+    return replace(entry, data=data)
+
+
+RULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "archive_empty": "It has no bytes.",
+        "archive_not_zip": "It is not a zip archive.",
+        "archive_truncated": "It begins like a zip archive and its end is missing.",
+        "archive_too_large": "The archive itself has more than 32 MiB.",
+        "archive_directory_bad": "Its central directory is damaged, or points at nothing.",
+        "archive_header_mismatch": "The directory and an entry's own header differ.",
+        "archive_overlap": "Two entries share bytes.",
+        "archive_split": "It is a part of an archive in several.",
+        "archive_zip64": "It uses Zip64, which nothing of this size needs.",
+        "archive_encrypted": "An entry is encrypted.",
+        "archive_method": "An entry is packed by another method than stored or deflated.",
+        "archive_too_many_entries": "It has more than 2,048 entries, or a directory of more than 2 MiB.",
+        "archive_name_not_utf8": "A name is not UTF-8.",
+        "archive_path_absolute": "A path begins with a slash.",
+        "archive_path_drive": "A path begins with a drive letter.",
+        "archive_path_backslash": "A path has a backslash.",
+        "archive_path_parent": "A path has a part `..`.",
+        "archive_path_invalid": "A path has an empty part, a part `.`, or control characters.",
+        "archive_path_too_long": "A path below the skill's folder has more than 255 bytes.",
+        "archive_too_deep": "A path below the skill's folder has more than 12 parts.",
+        "archive_link": "An entry is a link.",
+        "archive_special_file": "An entry is a device, pipe or socket, or its name and its kind do not agree.",
+        "archive_duplicate": "Two entries have one path, or a file is also a folder.",
+        "archive_case_collision": "Two paths differ only by case or Unicode form.",
+        "archive_nested": "A file is an archive itself.",
+        "archive_wrong_root": "There is neither a SKILL.md at the top nor a single root folder.",
+        "archive_no_skill": "There is no SKILL.md where it belongs.",
+        "archive_name_invalid": "The name of the root folder or of the skill is not one.",
+        "archive_name_mismatch": "The root folder is not called as the skill is.",
+        "archive_too_many_files": "It has more than 512 files.",
+        "archive_unpacked_too_large": "It unpacks to more than 16 MiB.",
+        "archive_ratio": "A file unpacks to more than 200 times its packed size.",
+        "archive_size_lie": "A file unpacks to more or less than the directory says.",
+        "archive_damaged": "A file's content cannot be unpacked, or its checksum is wrong.",
+        "archive_skill_invalid": "The skill file or `tools.yaml` cannot be used; `diagnostics` says why.",
+    }
 )
+
+
+PIECE: Final = 64 * 1024
+
+
+def pieces(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
+    """Yield the content of *entry* in pieces of at most 64 KiB.
+
+    Raises ArchiveRefused: `archive_size_lie` as soon as a byte more or less comes out than the directory says,
+    `archive_damaged` for data that is not what was packed, or a wrong checksum.
+    """
+    checksum, total = 0, 0
+    for piece in _packed(archive, entry) if entry.method == STORED else _inflated(archive, entry):
+        total += len(piece)
+        if total > entry.size:
+            raise entry.refused("archive_size_lie", f"it unpacks to more than {entry.size} bytes")
+        checksum = zlib.crc32(piece, checksum)
+        yield piece
+    if total != entry.size:
+        message = f"it unpacks to {total} bytes, not to {entry.size}"
+        raise entry.refused("archive_size_lie", message)
+    if checksum != entry.crc:
+        raise entry.refused("archive_damaged", "its checksum is wrong")
+
+
+def _packed(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
+    remaining, position = entry.packed, entry.data
+    while remaining:
+        archive.seek(position)
+        piece = archive.read(min(PIECE, remaining))
+        if not piece:
+            raise entry.refused("archive_damaged", "its content ends early")
+        remaining -= len(piece)
+        position += len(piece)
+        yield piece
+
+
+def _inflated(archive: BinaryIO, entry: ZipEntry) -> Iterator[bytes]:
+    machine = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        for packed in _packed(archive, entry):
+            waiting = packed
+            while waiting and not machine.eof:
+                yield machine.decompress(waiting, PIECE)
+                waiting = machine.unconsumed_tail
+            if machine.eof and machine.unused_data:
+                raise entry.refused("archive_size_lie", "its packed size is wrong")
+        while not machine.eof and (piece := machine.decompress(machine.unconsumed_tail, PIECE)):
+            yield piece
+    except zlib.error:
+        raise entry.refused("archive_damaged", "its content cannot be unpacked") from None
+    if not machine.eof:
+        raise entry.refused("archive_damaged", "its content ends early")
+
+
+_VERSION = 20
+_UNIX = 3 << 8
+_TIME, _DATE = 0, (1 << 5) | 1
+"""Midnight of 1 January 1980, the first moment a zip knows."""
+
+
+def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> None:
+    """Write the skill in *folder* to *out*, from its current place on, in pieces, below the root folder *name*.
+
+    The name is the folder's own when omitted. Raises FileRefused for what is no regular file, cannot be read, or
+    changed meanwhile.
+    """
+    top = name or folder.name
+    directory: list[bytes] = []
+    position = 0
+    for file in read_tree(folder):
+        name_bytes = f"{top}/{file.path}".encode()
+        crc = 0
+        with open_file(folder, file.path) as stream:
+            while piece := stream.read(PIECE):
+                crc = zlib.crc32(piece, crc)
+        fields = (_VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, file.size, file.size, len(name_bytes), 0)
+        mode = stat.S_IFREG | (0o755 if file.executable else 0o644)
+        row = CENTRAL.pack(CENTRAL_MARK, _UNIX | _VERSION, *fields, 0, 0, 0, mode << 16, position)
+        directory.append(row + name_bytes)
+        position += out.write(LOCAL.pack(LOCAL_MARK, *fields)) + out.write(name_bytes)
+        with open_file(folder, file.path) as stream:
+            while piece := stream.read(PIECE):
+                position += out.write(piece)
+    begin = position
+    for row in directory:
+        position += out.write(row)
+    out.write(END.pack(END_MARK, 0, 0, len(directory), len(directory), position - begin, begin, 0))
+
 
 MACOS = "__MACOSX"
 FINDER = ".DS_Store"
@@ -107,13 +450,6 @@ def check_skill_name(name: str, *, entry: str | None) -> None:
         raise ArchiveRefused("archive_name_invalid", problem, entry=entry)
 
 
-def _refuse_first(entry: ZipEntry, rules: Iterable[tuple[bool, str, str]]) -> None:
-    """Refuse *entry* for the first rule that is broken; each is whether it is, its code and the reason."""
-    for broken, code, reason in rules:
-        if broken:
-            raise ArchiveRefused(code, reason, entry=entry.label)
-
-
 def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
     """Return an entry's path and whether it is a folder's.
 
@@ -122,21 +458,19 @@ def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
     try:
         name = entry.raw.decode("utf-8")
     except UnicodeDecodeError:
-        raise ArchiveRefused("archive_name_not_utf8", "its name is not UTF-8", entry=entry.label) from None
+        raise entry.refused("archive_name_not_utf8", "its name is not UTF-8") from None
     folder = name.endswith("/")
     parts = tuple((name[:-1] if folder else name).split("/"))
     control = any(unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} for c in name)
     _refuse_first(
         entry,
-        (
-            (not name, "archive_path_invalid", "it has no name"),
-            ("\\" in name, "archive_path_backslash", "its name has a backslash"),
-            (name.startswith("/"), "archive_path_absolute", "its path is absolute"),
-            (_DRIVE.match(name) is not None, "archive_path_drive", "its path begins with a drive"),
-            (".." in parts, "archive_path_parent", "its path leads upwards"),
-            (not {"", "."}.isdisjoint(parts), "archive_path_invalid", "its path has an empty part"),
-            (control, "archive_path_invalid", "its name has control characters"),
-        ),
+        (not name, "archive_path_invalid", "it has no name"),
+        ("\\" in name, "archive_path_backslash", "its name has a backslash"),
+        (name.startswith("/"), "archive_path_absolute", "its path is absolute"),
+        (_DRIVE.match(name) is not None, "archive_path_drive", "its path begins with a drive"),
+        (".." in parts, "archive_path_parent", "its path leads upwards"),
+        (not {"", "."}.isdisjoint(parts), "archive_path_invalid", "its path has an empty part"),
+        (control, "archive_path_invalid", "its name has control characters"),
     )
     return parts, folder
 
@@ -147,24 +481,19 @@ def _check_entry(entry: ZipEntry, parts: tuple[str, ...], folder: bool, limits: 
     long = len(entry.raw) > limits.path_bytes + ROOT_BYTES
     foreign = entry.method not in {STORED, DEFLATED} or bool(entry.flags & PATCHED)
     method = f"it is packed by method {entry.method}; stored (0) and deflated (8) are read"
+    torn = kind != 0 and (kind == stat.S_IFDIR) != folder
     lie = entry.method == STORED and entry.packed != entry.size
     _refuse_first(
         entry,
-        (
-            (len(parts) > limits.depth + 1, "archive_too_deep", f"its path has more than {limits.depth} parts"),
-            (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
-            (kind == stat.S_IFLNK or entry.reparse, "archive_link", "it is a link"),
-            (kind not in {0, stat.S_IFREG, stat.S_IFDIR}, "archive_special_file", "it is no regular file"),
-            (
-                kind != 0 and (kind == stat.S_IFDIR) != folder,
-                "archive_special_file",
-                "its name and its kind do not agree",
-            ),
-            (folder and entry.size > 0, "archive_special_file", "it is a folder with content"),
-            (bool(entry.flags & _ENCRYPTIONS), "archive_encrypted", "it is encrypted"),
-            (foreign, "archive_method", method),
-            (lie, "archive_size_lie", "it is stored, but its two sizes differ"),
-        ),
+        (len(parts) > limits.depth + 1, "archive_too_deep", f"its path has more than {limits.depth} parts"),
+        (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
+        (kind == stat.S_IFLNK or entry.reparse, "archive_link", "it is a link"),
+        (kind not in {0, stat.S_IFREG, stat.S_IFDIR}, "archive_special_file", "it is no regular file"),
+        (torn, "archive_special_file", "its name and its kind do not agree"),
+        (folder and entry.size > 0, "archive_special_file", "it is a folder with content"),
+        (bool(entry.flags & _ENCRYPTIONS), "archive_encrypted", "it is encrypted"),
+        (foreign, "archive_method", method),
+        (lie, "archive_size_lie", "it is stored, but its two sizes differ"),
     )
 
 
@@ -184,7 +513,7 @@ def _check_distinct(entries: Sequence[tuple[tuple[str, ...], ZipEntry]], folders
     for parts, entry in entries:
         path = "/".join(parts)
         if path in paths:
-            raise ArchiveRefused("archive_duplicate", "it is there twice", entry=entry.label)
+            raise entry.refused("archive_duplicate", "it is there twice")
         paths.add(path)
         if entry.offset not in folders:
             files.add(path)
@@ -193,7 +522,7 @@ def _check_distinct(entries: Sequence[tuple[tuple[str, ...], ZipEntry]], folders
             first_spelling = spellings.setdefault(_folded(prefix), prefix)
             if first_spelling != prefix:
                 message = f"it differs from {first_spelling!r} only by case or Unicode form"
-                raise ArchiveRefused("archive_case_collision", message, entry=entry.label)
+                raise entry.refused("archive_case_collision", message)
             if depth < len(parts) and above.setdefault(prefix, entry) is not entry:
                 break  # what lies above was looked at with its first entry
     used = sorted(files & above.keys())
@@ -223,11 +552,9 @@ def _check_files(planned: Mapping[str, ZipEntry], limits: ArchiveLimits) -> None
         deep, long = path.count("/") >= limits.depth, len(path.encode()) > limits.path_bytes
         _refuse_first(
             entry,
-            (
-                (deep, "archive_too_deep", f"its path has more than {limits.depth} parts"),
-                (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
-                (path.lower().endswith(_ARCHIVES), "archive_nested", NESTED),
-            ),
+            (deep, "archive_too_deep", f"its path has more than {limits.depth} parts"),
+            (long, "archive_path_too_long", f"its path has more than {limits.path_bytes} bytes"),
+            (path.lower().endswith(_ARCHIVES), "archive_nested", NESTED),
         )
     total = sum(entry.size for entry in planned.values())
     if total > limits.unpacked_bytes:
@@ -236,7 +563,7 @@ def _check_files(planned: Mapping[str, ZipEntry], limits: ArchiveLimits) -> None
     for entry in planned.values():
         if entry.size > limits.ratio * entry.packed:
             message = f"it unpacks to more than {limits.ratio} times its packed size"
-            raise ArchiveRefused("archive_ratio", message, entry=entry.label)
+            raise entry.refused("archive_ratio", message)
 
 
 FILE_MODE: Final = 0o400
@@ -339,7 +666,7 @@ def _write(stream: BinaryIO, path: str, entry: ZipEntry, folder: Path) -> TreeFi
     with os.fdopen(descriptor, "wb") as out:
         for piece in pieces(stream, entry):
             if size == 0 and piece.startswith(_ZIP) and not path.lower().endswith(_DOCUMENTS):
-                raise ArchiveRefused("archive_nested", NESTED, entry=entry.label)
+                raise entry.refused("archive_nested", NESTED)
             out.write(piece)
             hasher.update(piece)
             size += len(piece)

@@ -304,3 +304,32 @@ def file_digest(folder: str | Path, path: str) -> tuple[int, str]:
     with open_file(folder, path) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return stream.tell(), digest
+
+
+class TreeFile(NamedTuple):
+    """One file of a skill: posix path below its folder, size, SHA-256 in hex, and whether it may be run."""
+
+    path: str
+    size: int
+    sha256: str
+    executable: bool
+
+
+def version_of(files: Iterable[TreeFile]) -> str:
+    """Return the version: a digest over `[[path, size, hex], ...]` by path bytes, `"x"` added to files that may be run.
+
+    A skill without such files has its tree digest as version. Times, owners, other modes, empty
+    folders, the order and packing of an archive do not count.
+    """
+    ordered = sorted(files, key=lambda each: os.fsencode(each.path))
+    return rows_digest([file.path, file.size, file.sha256, *(["x"] if file.executable else [])] for file in ordered)
+
+
+def read_tree(folder: Path) -> tuple[TreeFile, ...]:
+    """Return the files of a skill's folder, sorted by path bytes. Raises FileRefused for what is no regular file."""
+    files = []
+    for entry in walk_tree(folder):
+        if entry.kind != "file":
+            raise FileRefused(f"{entry.path!r} is not a regular file", code="not_regular", path=entry.path)
+        files.append(TreeFile(entry.path, *file_digest(folder, entry.path), bool(entry.mode & 0o111)))
+    return tuple(files)

@@ -36,7 +36,7 @@ _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
 def _upload_errors() -> tuple[str, ...]:
-    from kdskills.skills.zip_format import RULES
+    from kdskills.skills.archives import RULES
 
     return "not_yours_to_say", "id_taken", *_READ, *RULES
 

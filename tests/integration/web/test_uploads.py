@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kdskills.skills.zip_format import RULES
+from kdskills.skills.archives import RULES
 
 SKILL = b"---\nname: brief\ndescription: Makes one page.\n---\nRead.\n"
 BOMB = 600 * 1024 * 1024
