@@ -99,15 +99,11 @@ class _Draft:
         """
         return count is estimate_tokens and self.format == "xml" and is_shipped(_TEMPLATES["xml"], self.environment)
 
-    def bare_size(self, level: int) -> int:
-        """Return the characters of the frame, names and locations of all entries at *level*."""
-        located = level < 3 and self.locations != "none"
-        size = len(self.entries) * _frame_size(level < 3, located) + sum(
-            len(entry.display_name) for entry in self.entries
-        )
-        if located:
-            size += sum(len(_location(entry, self.locations) or "") for entry in self.entries)
-        return size
+    def bare_size(self) -> int:
+        """Return the characters of the frame, names and locations of all entries with descriptions."""
+        names = sum(len(entry.display_name) for entry in self.entries)
+        locations = sum(len(_location(entry, self.locations) or "") for entry in self.entries)
+        return len(self.entries) * _frame_size(self.locations != "none") + names + locations
 
     def described_size(self, level: int, length: int | None, most: int) -> int:
         """Return the characters of the descriptions at *level*, or some number above *most* once they are more."""
@@ -132,11 +128,11 @@ class _Draft:
         """Leave out what the level leaves out; the number stays."""
         if level == 0:
             return entry
-        entry = replace(entry, when_to_use=entry.when_to_use[:1], category=None, tags=(), tools=())
-        if level == 1:
-            return entry
-        entry = replace(entry, when_to_use=(), description=cut(one_line(entry.description), length) if length else "")
-        return entry if level == 2 else replace(entry, description="", version=None, digest="")
+        first = entry.when_to_use[:1] if level == 1 else ()
+        entry = replace(entry, when_to_use=first, category=None, tags=(), tools=())
+        if level == 2:
+            return replace(entry, description=cut(one_line(entry.description), length) if length else "")
+        return entry if level == 1 else replace(entry, description="", version=None, digest="")
 
 
 _TEMPLATES = {"gallery": "gallery.j2", "xml": "available_skills.xml.j2"}
@@ -176,15 +172,11 @@ def render_catalog(
     draft = _Draft(tuple(sorted(entries, key=order)), format, locations, one_line(search_hint or ""), environment)
     total = len(draft.entries)
     room = 4 * budget if budget is not None and draft.estimable(count) else None
-    bare = draft.bare_size(0) if room is not None else 0
+    bare = draft.bare_size() if room is not None else 0
     for level, length in ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS), (3, None)):
         if level == 1 and format == "xml":
             continue  # XML shows no lists, so without them it is as long as before
-        if (
-            room is not None
-            and level < 3
-            and (bare > room or bare + draft.described_size(level, length, room - bare) > room)
-        ):
+        if room is not None and level < 3 and bare + draft.described_size(level, length, room - bare) > room:
             continue  # it cannot fit, which need not be rendered to be known
         text = draft.render(draft.rows(draft.entries, level, length))
         tokens = count(text)
@@ -258,13 +250,11 @@ def _location(entry: CatalogEntry, locations: Locations) -> str | None:
 
 
 @cache
-def _frame_size(described: bool, located: bool) -> int:
-    """Return the characters the shipped XML template adds to the values of one skill."""
-    row = {"name": "", "description": "" if described else None, "location": "" if located else None}
-    sizes = [
-        len(render(_TEMPLATES["xml"], None, {"entries": rows, "total": 1, "partial": False, "hint": ""}))
-        for rows in ([row], [])
-    ]
+def _frame_size(located: bool) -> int:
+    """Return the characters the shipped XML template adds to the values of one skill with a description."""
+    row = {"name": "", "description": "", "location": "" if located else None}
+    values = {"total": 1, "partial": False, "hint": ""}
+    sizes = [len(render(_TEMPLATES["xml"], None, {"entries": rows, **values})) for rows in ([row], [])]
     return sizes[0] - sizes[1]
 
 

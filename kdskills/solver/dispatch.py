@@ -18,8 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from kdskills.errors import Diagnostic, KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
-from kdskills.models import Message, ToolCall
-from kdskills.models.redact import parse_object
+from kdskills.models import Message, ToolCall, parse_object
 from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.session.codes import pathless
 from kdskills.session.config import Budget

@@ -1,6 +1,6 @@
 """The turn's pool of sources, and citations: extraction, rewriting, rendering, streaming.
 
-`rows` makes what `sources.yaml` holds citable, `pool` gives numbers that never change owner, `tokens` holds the grammar,
+`rows` makes what `sources.yaml` holds citable and gives numbers that never change owner, `tokens` holds the grammar,
 `citations` rewrites a skill's numbers to the pool's and shows them to a reader. Everything is a frozen value or a pure
 function, `CitationStream` aside.
 """
@@ -17,8 +17,7 @@ from kdskills.sources.citations import (
     render_citations,
     rewrite_citations,
 )
-from kdskills.sources.pool import MergeResult, SourceKey, SourcesPool
-from kdskills.sources.rows import SourceRow, normalize_sources, normalize_url
+from kdskills.sources.rows import MergeResult, SourceKey, SourceRow, SourcesPool, normalize_sources, normalize_url
 
 __all__ = [
     "Adopted",

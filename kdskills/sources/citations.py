@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 from kdskills.errors import Diagnostic
-from kdskills.sources.pool import SourceKey, SourcesPool
-from kdskills.sources.rows import first_text, usable_url
+from kdskills.sources.rows import SourceKey, SourcesPool, first_text, usable_url
 from kdskills.sources.tokens import (
     MAX_ITEMS,
     SUP,

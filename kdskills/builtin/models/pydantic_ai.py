@@ -24,8 +24,8 @@ from kdskills.models import (
     ToolCall,
     Usage,
     parse_address,
+    parse_object,
 )
-from kdskills.models.redact import parse_object
 
 if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError

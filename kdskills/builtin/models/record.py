@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from kdskills.hooks import Register, hookimpl
-from kdskills.models import ModelFactory, ModelProvider, ModelReply, ModelRequest, Redactor, TextDelta, open_model
+from kdskills.models import (
+    ModelFactory,
+    ModelProvider,
+    ModelReply,
+    ModelRequest,
+    Redactor,
+    TextDelta,
+    open_model,
+    parse_object,
+)
 from kdskills.models.cassette import (
     SCHEMA,
     Cassette,
@@ -18,7 +27,6 @@ from kdskills.models.cassette import (
     describe,
     write_cassette,
 )
-from kdskills.models.redact import parse_object
 
 DEFAULT_FILE = "recording.yaml"
 

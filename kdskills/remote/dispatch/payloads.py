@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from kdskills.models.redact import MASK, MIN_TEXT, Redactor
+from kdskills.models import MASK, MIN_TEXT, Redactor
 from kdskills.remote.names import qualify
 from kdskills.remote.ports import JournalRow, JsonObject, StoredAnswer
 from kdskills.skills.private_files import private_folder

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.models import Redactor
-from kdskills.models.redact import MASK, parse_object
+from kdskills.models import MASK, Redactor, parse_object
 
 
 def test_declared_secrets_are_masked_everywhere():

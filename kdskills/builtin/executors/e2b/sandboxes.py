@@ -28,7 +28,7 @@ from kdskills.execution.owner import is_leftover
 from kdskills.execution.payload import host_entry
 from kdskills.execution.request import Owner
 from kdskills.execution.rootfs import ground_floor_files
-from kdskills.models.redact import Redactor
+from kdskills.models import Redactor
 
 if TYPE_CHECKING:
     from e2b import Sandbox
