@@ -78,7 +78,14 @@ class BwrapBox:
             if nproc is not None:
                 resource.prlimit(self.init, resource.RLIMIT_NPROC, (nproc, nproc))
         except (OSError, ValueError, KeyError) as error:
-            words = self._last_words() or (error if self._status else "bwrap reported nothing")
+            self.kill()
+            self._launcher.wait()
+            fd, words = self.pipes.ours.get("stderr"), ""
+            if (
+                fd is not None and select.select([fd], [], [], 0.2)[0]
+            ):  # no program has run yet: the launcher's own words
+                words = os.read(fd, 4096).decode("utf-8", "replace").strip()
+            words = words or (str(error) if self._status else "bwrap reported nothing")
             raise SetupFailed(f"the sandbox did not start: {words}") from error
 
     def release(self) -> None:
@@ -158,15 +165,6 @@ class BwrapBox:
                 time.sleep(_POLL_S)
         finally:
             os.close(process)
-
-    def _last_words(self) -> str:
-        """Return what the launcher wrote to stderr; no program has run yet, so these are its own words."""
-        self.kill()
-        self._launcher.wait()
-        fd = self.pipes.ours.get("stderr")
-        if fd is None or not select.select([fd], [], [], 0.2)[0]:
-            return ""
-        return os.read(fd, 4096).decode("utf-8", "replace").strip()
 
 
 UID = 10001

@@ -136,10 +136,9 @@ def check_request(request: ExecRequest) -> RunPlan:
         *_limit_errors(request.limits, MAX_BACKGROUND_S if request.background else MAX_WALL_S),
         *_program_errors(request),
         *_env_errors(request),
-        *_skill_errors(request),
+        *_name_errors(request),
         *_input_errors(request),
         *_path_errors(request),
-        *_label_errors(request),
     ]
     if errors:
         summary = "; ".join(errors[:5]) + (f"; and {len(errors) - 5} more" if len(errors) > 5 else "")
@@ -298,7 +297,7 @@ def _env_errors(request: ExecRequest) -> Iterator[str]:
         yield f"the environment has more than {MAX_ENV} variables or {MAX_ENV_TOTAL} bytes"
 
 
-def _skill_errors(request: ExecRequest) -> Iterator[str]:
+def _name_errors(request: ExecRequest) -> Iterator[str]:
     mounted_ids: set[str] = set()
     if len(request.skills) > MAX_SKILLS:
         yield f"more than {MAX_SKILLS} skills are mounted"
@@ -308,6 +307,12 @@ def _skill_errors(request: ExecRequest) -> Iterator[str]:
         if mount.id in mounted_ids:
             yield f"skill id {mount.id!r} is mounted twice"
         mounted_ids.add(mount.id)
+    owner = request.owner
+    for label in (owner.tenant, owner.project, owner.agent, owner.conversation, request.request_id):
+        if len(label) > 256 or _CONTROL.search(label):
+            yield f"label {label[:40]!r} is too long or has control characters"
+    if request.network != "none" and not request.network:
+        yield "network is an empty allow-list; say 'none'"
 
 
 def _input_errors(request: ExecRequest) -> Iterator[str]:
@@ -350,12 +355,3 @@ def _path_errors(request: ExecRequest) -> Iterator[str]:
         yield f"workdir {request.workdir!r} {problem}"
     elif inside_skills and request.workdir.split("/")[2] not in {mount.id for mount in request.skills}:
         yield f"workdir {request.workdir!r} is below no mounted skill"
-
-
-def _label_errors(request: ExecRequest) -> Iterator[str]:
-    owner = request.owner
-    for label in (owner.tenant, owner.project, owner.agent, owner.conversation, request.request_id):
-        if len(label) > 256 or _CONTROL.search(label):
-            yield f"label {label[:40]!r} is too long or has control characters"
-    if request.network != "none" and not request.network:
-        yield "network is an empty allow-list; say 'none'"

@@ -81,12 +81,7 @@ class RunFolder:
 
 
 def end_marked(mark: str, *reaped_pids: int) -> list[int]:
-    """KILL every process that carries *mark*, and return their pids; gives up after a second.
-
-    Args:
-        mark: The run's mark.
-        *reaped_pids: Processes another part of the program reaps; they are not waited for.
-    """
+    """KILL every process with *mark* but those another part of the program reaps; return their pids, within a second."""
     ended: list[int] = []
     until = time.monotonic() + END_S
     while time.monotonic() < until:
@@ -132,9 +127,7 @@ def _environment(pid: int) -> list[bytes]:
 def leftovers(top: Path, end: Callable[[RunFolder, list[str]], str | None] | None = None) -> ReapReport:
     """End runs below *top* whose owners are dead.
 
-    Args:
-        top: Folder of the runs' folders.
-        end: Ends a run's processes, adds a line for each, and returns why the run must stay; by its mark when None.
+    *end* ends a run's processes, adds a line for each, and returns why the run must stay; by its mark when None.
     """
     ended: list[str] = []
     failed: list[str] = []

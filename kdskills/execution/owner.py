@@ -119,11 +119,9 @@ class Cgroup:
 
 
 def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> Cgroup | None:
-    """Return the folder in which leaves can be made, tested by making one; None when there is none.
+    """Return the cgroup in which leaves can be made, tested by making one; None when there is none.
 
-    Args:
-        mount: Where the hierarchies are mounted.
-        own_cgroups: Text of `/proc/self/cgroup`; read when None.
+    *own_cgroups* is the text of `/proc/self/cgroup`, which is read when None.
     """
     if (mount / "cgroup.controllers").is_file():
         text = own_cgroups if own_cgroups is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")

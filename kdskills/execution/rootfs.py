@@ -33,6 +33,8 @@ _SKIPPED = {
 }
 _DYNLOAD_SKIPPED = re.compile(r"^(_tkinter|_test|_ctypes_test|xx|_xx)")
 _LDD = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$")
+_PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_PACKAGE = Path(__file__).parents[1]
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 
@@ -41,14 +43,9 @@ def base_python() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def version() -> str:
-    """Return `3.11`-like."""
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
 def site_packages() -> str:
     """Return site-packages relative to the tree."""
-    return f"usr/local/lib/python{version()}/site-packages"
+    return f"usr/local/lib/{_PYTHON_NAME}/site-packages"
 
 
 def recipe(path: Path) -> list[tuple[str, bool]]:
@@ -142,14 +139,13 @@ class Copier:
         binary = Path(base_python())
         folder = self._top / "usr/local/bin"
         folder.mkdir(parents=True)
-        name = f"python{version()}"
-        shutil.copyfile(binary, folder / name)
-        (folder / name).chmod(0o755)
+        shutil.copyfile(binary, folder / _PYTHON_NAME)
+        (folder / _PYTHON_NAME).chmod(0o755)
         for alias in ("python3", "python"):
-            (folder / alias).symlink_to(name)
+            (folder / alias).symlink_to(_PYTHON_NAME)
         self._note(binary)
         stdlib = Path(sysconfig.get_path("stdlib"))
-        target = self._top / "usr/local" / sys.platlibdir / name
+        target = self._top / "usr/local" / sys.platlibdir / _PYTHON_NAME
         for top, names, files in os.walk(stdlib):
             names[:] = sorted(n for n in names if n not in _SKIPPED and not n.startswith(("config-", "lib-dynload")))
             for file in sorted(files):
@@ -158,7 +154,7 @@ class Copier:
                     place_module(source, target / source.relative_to(stdlib))
         dynload = stdlib / "lib-dynload"
         if not dynload.is_dir():
-            dynload = Path(sys.base_exec_prefix) / sys.platlibdir / name / "lib-dynload"
+            dynload = Path(sys.base_exec_prefix) / sys.platlibdir / _PYTHON_NAME / "lib-dynload"
         for source in sorted(dynload.glob("*.so")):
             if not _DYNLOAD_SKIPPED.match(source.name):
                 place_module(source, target / "lib-dynload" / source.name)
@@ -258,9 +254,8 @@ class Rootfs:
 
 def image_recipe_dir() -> Path:
     """Return the folder of the image's recipe: beside the installed package, or `runtime/images` of a checkout."""
-    package = _package_dir()
-    installed = package / "_images"
-    return installed if installed.is_dir() else package.parent / "runtime" / "images"
+    installed = _PACKAGE / "_images"
+    return installed if installed.is_dir() else _PACKAGE.parent / "runtime" / "images"
 
 
 def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
@@ -329,13 +324,9 @@ def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = (
     return final, note.read_text(encoding="ascii")
 
 
-def _package_dir() -> Path:
-    return Path(__file__).parents[1]
-
-
 def ground_floor_files() -> list[tuple[Path, Path]]:
     """Return (path below a folder of packages, host file) of everything of kdskills that runs behind a wall, sorted."""
-    package, runtime = _package_dir(), host_entry().parent
+    package, runtime = _PACKAGE, host_entry().parent
     files = [(Path("kdskills") / name, package / name) for name in ("__init__.py", "exports.py", "py.typed")]
     for top, folder in (*((package, package / room) for room in GROUND_FLOOR), (runtime, runtime)):
         name = "kdskills" if top is package else "kdskills_runtime"

@@ -120,12 +120,7 @@ class ExecutionRun(ABC):
     """A started run, the `Handle` of every engine. A thread of its own prepares, starts and watches the program.
 
     `stack` undoes, at the run's end and before its result is told, whatever was made for it. `bounds` are limits of
-    memory and pids as the kernel holds them for this run; empty without a cgroup.
-
-    Args:
-        engine: The engine, which holds what its runs share.
-        request: What to run.
-        probing: Whether this is the engine's own canary.
+    memory and pids as the kernel holds them for this run; empty without a cgroup. *probing* says that it is the canary.
     """
 
     def __init__(self, engine: ExecutionEngine, request: ExecRequest, *, probing: bool = False) -> None:
@@ -305,15 +300,7 @@ class ProgramRun(ExecutionRun):
         kill: Callable[[], None],
         **feeds: Callable[[bytes], None],
     ) -> Pump:
-        """Return the pump of the run's pipes.
-
-        Args:
-            pidfd: Readable once the launcher is gone.
-            inputs: Bytes to write, by the pipe's name.
-            terminate: Asks the whole tree to end.
-            kill: Ends the whole tree; must not block.
-            **feeds: What reads pipes other than stdout, stderr and report.
-        """
+        """Return the `Pump` of the run's pipes, *inputs* by their names; *feeds* read others than stdout, stderr and report."""
         feeds = {"stdout": self.stdout.feed, "stderr": self.stderr.feed, "report": self.report.feed, **feeds}
         return Pump(
             pidfd=pidfd,
@@ -337,10 +324,7 @@ def canary_argv(python: str, entry: str) -> tuple[str, ...]:
 def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
     """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`.
 
-    Args:
-        output: What the canary printed.
-        sockets: Whether sockets may be made. Then the only interface must be `lo`; else no socket at all, as an engine
-            without a network namespace promises.
+    With *sockets* the only interface must be `lo`; else none may be made at all, as engines without such a namespace promise.
     """
     try:
         report = json.loads(output)
@@ -366,11 +350,7 @@ def failed(checks: Sequence[ProbeCheck]) -> str:
 
 
 class ExecutionEngine(ABC):
-    """What every engine has: the `Executor` protocol but for its runs.
-
-    Args:
-        options: The operator's settings.
-    """
+    """What every engine has: the `Executor` protocol but for its runs."""
 
     name: str
     level: IsolationLevel

@@ -132,27 +132,19 @@ def assemble(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> list[Instructi
     ]
     if arch == "x86_64":
         program += [Instruction(_JGE, 0, 1, X32_BIT), Instruction(_RET, 0, 0, ERRNO | errno.ENOSYS)]
+    allow = Instruction(_RET, 0, 0, ALLOW)
     for rule in rules:
-        number = rule.number(arch)
+        number, deny = rule.number(arch), Instruction(_RET, 0, 0, ERRNO | rule.error)
+        tests = [step for only in (rule.only, rule.also) if only is not None for step in _test(only, deny)]
+        block = [*tests, allow] if tests else [deny]  # once the number matched, every path ends in a return
         if number is not None:
-            block = _block(rule)
             program += [Instruction(_JEQ, 0, len(block), number), *block]
-    program.append(Instruction(_RET, 0, 0, ALLOW))
-    return program
+    return [*program, allow]
 
 
 def program_bytes(arch: Arch, rules: Sequence[SyscallRule] = RULES) -> bytes:
     """Return the filter of *rules* as bwrap, `prctl(2)` and `seccomp(2)` read it."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in assemble(arch, rules))
-
-
-def _block(rule: SyscallRule) -> list[Instruction]:
-    """Return what happens once the call's number matched; every path ends in a return."""
-    deny, allow = Instruction(_RET, 0, 0, ERRNO | rule.error), Instruction(_RET, 0, 0, ALLOW)
-    if rule.only is None:
-        return [deny]
-    tests = [rule.only] if rule.also is None else [rule.only, rule.also]
-    return [step for only in tests for step in _test(only, deny)] + [allow]
 
 
 def _test(only: Only, deny: Instruction) -> list[Instruction]:

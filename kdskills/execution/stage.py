@@ -44,18 +44,27 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
         raise RootChanged(f"skill {mount.id} has no usable tree digest", id=mount.id, expected=mount.tree)
     top = private_dir(private_dir(cache, passable=passable) / "stage", passable=passable)
     final = top / name
-    if _used_lately(final) and _is_current(mount, final):
-        return final
-    # Another process may have staged the same tree while we waited for the lock, so the copy is checked again.
-    with locked(top / ".lock"):
-        if final.is_dir():
-            if _is_current(mount, final):
-                return final
-            discard_tree(final)
-        with new_tree(final) as work:
-            _copy_tree(mount, work)
-            _require_digest(mount, tree_digest(work))
-        prune(top, KEEP_S)
+    if not mount.root.is_dir():
+        raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
+    try:
+        if _used_lately(final) and _is_current(mount, final):
+            return final
+        # Another process may have staged the same tree while we waited for the lock, so the copy is checked again.
+        with locked(top / ".lock"):
+            if final.is_dir():
+                if _is_current(mount, final):
+                    return final
+                discard_tree(final)
+            entries = walk_tree(mount.root)
+            if len(entries) > MAX_FILES or sum(entry.size for entry in entries) > MAX_TREE:
+                raise RootChanged(f"skill {mount.id} is too large to mount", id=mount.id)
+            with new_tree(final) as work:
+                for entry in entries:
+                    _copy_entry(mount, entry, work)
+                _require_digest(mount, tree_digest(work))
+            prune(top, KEEP_S)
+    except FileRefused as error:
+        raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
     return final
 
 
@@ -96,20 +105,15 @@ def _is_current(mount: SkillMount, copy: Path) -> bool:
 
     False when the skill is unchanged but the copy is incomplete: a removal of it was interrupted.
     """
-    if not mount.root.is_dir():
-        raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
-    try:
-        skill_facts = _facts(mount.root)
-        if skill_facts != _facts(copy):
-            _require_digest(mount, tree_digest(mount.root))
-            if [facts[:4] for facts in skill_facts] != [facts[:4] for facts in _facts(copy)]:
-                return False
-            # The times of the skill's own files: the next check compares times and hashes nothing.
-            for path, kind, size, _, modified in skill_facts:
-                if kind == "file" and size:
-                    os.utime(copy / path, ns=(modified, modified), follow_symlinks=False)
-    except FileRefused as error:
-        raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
+    skill_facts = _facts(mount.root)
+    if skill_facts != _facts(copy):
+        _require_digest(mount, tree_digest(mount.root))
+        if [facts[:4] for facts in skill_facts] != [facts[:4] for facts in _facts(copy)]:
+            return False
+        # The times of the skill's own files: the next check compares times and hashes nothing.
+        for path, kind, size, _, modified in skill_facts:
+            if kind == "file" and size:
+                os.utime(copy / path, ns=(modified, modified), follow_symlinks=False)
     os.utime(copy)
     return True
 
@@ -125,19 +129,6 @@ def _require_digest(mount: SkillMount, digest: str) -> None:
     if digest != mount.tree:
         words = f"the files of skill {mount.id} are not the ones that were checked"
         raise RootChanged(words, id=mount.id, expected=mount.tree, found=digest)
-
-
-def _copy_tree(mount: SkillMount, target: Path) -> None:
-    if not mount.root.is_dir():
-        raise RootMissing(f"the folder of skill {mount.id} is not there", id=mount.id)
-    try:
-        entries = walk_tree(mount.root)
-        if len(entries) > MAX_FILES or sum(entry.size for entry in entries) > MAX_TREE:
-            raise RootChanged(f"skill {mount.id} is too large to mount", id=mount.id)
-        for entry in entries:
-            _copy_entry(mount, entry, target)
-    except FileRefused as error:
-        raise RootChanged(f"skill {mount.id} cannot be copied: {error.message}", id=mount.id) from error
 
 
 def _copy_entry(mount: SkillMount, entry: TreeEntry, target: Path) -> None:

@@ -340,10 +340,7 @@ class StreamText(NamedTuple):
 def text_of(data: bytes, *, cut_before: bool, more_after: bool) -> StreamText:
     """Return *data* as text.
 
-    Args:
-        data: Bytes of the output.
-        cut_before: Whether there are bytes before them, so that they may begin within a character.
-        more_after: Whether bytes may follow, so that a character at the end may be incomplete.
+    With bytes *cut_before* it may begin within a character; when *more_after* may follow, one at the end may be incomplete.
     """
     skipped = _rest_of_character(data) if cut_before else 0
     incomplete = _begun_character(data[skipped:]) if more_after else 0

@@ -117,9 +117,8 @@ class BubblewrapRun(ProgramRun):
 class BubblewrapExecutor(ExecutionEngine):
     """Runs every program in namespaces of its own, as a uid that is nobody.
 
-    Args:
-        options: The operator's settings. For an ordinary user `memory` counts as best effort: where no cgroup is
-            writable the bound falls back to RLIMIT_AS per process, and `memory` is absent from `limits_enforced`.
+    For an ordinary user `memory` counts as best effort: where no cgroup is writable the bound falls back to RLIMIT_AS per
+    process, and `memory` is absent from `limits_enforced`.
     """
 
     name = ENGINE

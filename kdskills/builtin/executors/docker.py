@@ -113,7 +113,7 @@ class DockerRun(RemoteRun):
             container.kill(signal=number)
 
     def _contain(self) -> ExecResult:
-        """Make the container, talk to its init, remove it. Runs in one of the engine's threads."""
+        """Make the container, talk to its init to the end or to the run's time, remove it; in a thread of the engine's."""
         from docker.errors import DockerException
 
         started = time.monotonic()
@@ -122,9 +122,17 @@ class DockerRun(RemoteRun):
         fault: str | None = None
         try:
             if not self.cancelled.is_set():
-                self._container = self._create()
-                self._talk(self._container, answer)
-                state = self._state(self._container)
+                self._container = container = self._create()
+                params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                raw = self.engine.connect().api.attach_socket(str(container.id), params=params)
+                try:
+                    container.start()
+                    self._converse(getattr(raw, "_sock", raw), answer)
+                finally:
+                    getattr(raw, "_response", raw).close()  # the SDK hangs the response on the socket; it closes both
+                if self._overdue:
+                    self._kill(container, signal.SIGKILL)
+                state = self._state(container)
         except (DockerException, OSError) as error:
             fault = f"{type(error).__name__}: {error}"
         finally:
@@ -145,19 +153,6 @@ class DockerRun(RemoteRun):
             environment={"PATH": BASE_ENV["PATH"]},
             **options,
         )
-
-    def _talk(self, container: Container, answer: ContainerAnswer) -> None:
-        """Start the container, send the order, read to the end of its output or of its time."""
-        params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-        raw = self.engine.connect().api.attach_socket(str(container.id), params=params)
-        try:
-            wire: socket.socket = getattr(raw, "_sock", raw)
-            container.start()
-            self._converse(wire, answer)
-        finally:
-            getattr(raw, "_response", raw).close()  # the SDK hangs the response on the socket; it closes both
-        if self._overdue:
-            self._kill(container, signal.SIGKILL)
 
     def _converse(self, wire: socket.socket, answer: ContainerAnswer) -> None:
         """Send the order and read the output at once: an init that dies early must not block the send."""

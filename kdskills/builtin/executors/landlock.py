@@ -58,11 +58,8 @@ class LandlockExecutor(TreeEngine):
     """Runs every program under Landlock, a system call filter and a uid of its own.
 
     Only root can give a program a uid that owns nothing, so an ordinary user is refused: Landlock would let the
-    program change modes and times of every file of that user.
-
-    Args:
-        options: The operator's settings. `work`, `tmp` and, where no cgroup is writable, `memory` cannot be held exactly
-            and must be listed as best effort.
+    program change modes and times of every file of that user. `work`, `tmp` and, where no cgroup is writable, `memory`
+    cannot be held exactly and must be listed as best effort.
     """
 
     name = ENGINE
@@ -87,7 +84,10 @@ class LandlockExecutor(TreeEngine):
                 seccomp = host_filter(landlock_rules(version), self.name)
                 rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
                 for folder in (rootfs.path, self.runs()):
-                    _demand_reachable(folder)
+                    closed = next((path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001), None)
+                    if closed is not None:
+                        words = f"{closed} is closed to programs' uids: choose another folder for cache and state"
+                        raise ExecRefused(words, engine=ENGINE)
                 self.cgroups = find_parent()
                 self._prepared = Wall(rootfs, version, seccomp)
             os.utime(self._prepared.rootfs.path)  # in use: not to be pruned by a newer version's build
@@ -134,14 +134,6 @@ def effective_capabilities() -> int:
     """Return our effective capabilities as a mask."""
     status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     return next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
-
-
-def _demand_reachable(folder: Path) -> None:
-    """Raise ExecRefused when programs, which have a uid of their own, cannot enter *folder*."""
-    closed = next((path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001), None)
-    if closed is not None:
-        words = f"{closed} is closed to programs' uids: choose another folder for cache and state"
-        raise ExecRefused(words, engine=ENGINE)
 
 
 @hookimpl

@@ -265,10 +265,8 @@ def _inside(launcher: int, inner: int) -> Iterator[int]:
 class SrtExecutor(TreeEngine):
     """Runs every program through srt, with the request's hosts as its allow-list.
 
-    As root srt itself runs under a uid of its own, never as root. As an ordinary user it runs as that user.
-
-    Args:
-        options: The operator's settings. `memory`, `work` and `tmp` cannot be held and must be listed as best effort.
+    As root srt itself runs under a uid of its own, never as root. As an ordinary user it runs as that user. `memory`, `work`
+    and `tmp` cannot be held and must be listed as best effort.
     """
 
     name = ENGINE

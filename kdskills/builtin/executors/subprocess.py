@@ -114,11 +114,7 @@ class LocalRun(ProgramRun):
 
 
 class SubprocessExecutor(ExecutionEngine):
-    """Runs programs as plain children of this process.
-
-    Args:
-        options: The operator's settings; without `allow_unisolated` every run is refused.
-    """
+    """Runs programs as plain children of this process; without `allow_unisolated` every run is refused."""
 
     name = "subprocess"
     level = IsolationLevel.NONE

@@ -112,13 +112,7 @@ def _shape(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_decision(answer: ModelReply, tools: tuple[ToolSpec, ...], number: int) -> ModelReply:
-    """Return *answer* with the decision in its text as a call or as plain text.
-
-    Args:
-        answer: What the inner provider said.
-        tools: The tools offered.
-        number: Number of the call within the turn, for its id.
-    """
+    """Return *answer* with the decision in its text as call *number* of the turn or as plain text."""
     call_id = f"call_{number}"
     decision = find_decision(answer.text)
     if decision is None:

@@ -136,7 +136,6 @@ class E2bRun(RemoteRun):
 
     engine: E2bExecutor
     patience_s = 2 * GRACE_S
-
     _box: PreparedSandbox | None = None
     _pid: int | None = None
 
@@ -159,12 +158,13 @@ class E2bRun(RemoteRun):
         lease = self.engine.leases.acquire(self.key, self.labels, hold_s, self.cancelled)
         if lease is None:
             return self.unanswered("cancelled", 0.0)
+        self._lease = lease
         try:
             self._box, folder = self._ready(lease)
             self.enforced = self._box.facts.limits
             if self.cancelled.is_set():
                 return self.unanswered("cancelled", 0.0)
-            return self._drive(self._box, folder, lease)
+            return self._drive(self._box, folder)
         except Trouble as trouble:
             raise ExecRefused(f"no E2B sandbox is available: {trouble}", engine="e2b", reason=trouble.code) from None
         finally:
@@ -211,36 +211,34 @@ class E2bRun(RemoteRun):
                 return box, folder
         raise AssertionError("unreachable")
 
-    def _drive(self, box: PreparedSandbox, folder: str, lease: SandboxLease) -> ExecResult:
+    def _drive(self, box: PreparedSandbox, folder: str) -> ExecResult:
         """Run it and read the answer; the machine may go away at any moment."""
-        started = time.monotonic()
-        wall = self.request.limits.wall_s
-        talk = Talk(self.stdout.feed, self.stderr.feed)
+        self._began = time.monotonic()
+        patience, talk = self.request.limits.wall_s + COLLECT_S, Talk(self.stdout.feed, self.stderr.feed)
         trouble: Trouble | None = None
         words = ""
         try:
-            code, err = box.machine.follow(
-                box.command("run", folder, str(lease.token)), wall + COLLECT_S, self._note_pid, talk.feed
-            )
+            command = box.command("run", folder, str(self._lease.token))
+            code, err = box.machine.follow(command, patience, self._note_pid, talk.feed)
             words = f"exit code {code}: {err.strip()[-300:]}"
         except Trouble as error:
             trouble = error
         self._pid = None
         if self.cancelled.is_set():
-            return self.unanswered("cancelled", time.monotonic() - started)
+            return self.unanswered("cancelled", time.monotonic() - self._began)
         if trouble is not None and trouble.code == "gone":
-            self.engine.lost(lease, self)
-            return self._failed("sandbox_lost", str(trouble), started)
+            self.engine.lost(self._lease, self)
+            return self._failed("sandbox_lost", str(trouble))
         if trouble is None and talk.last.get("kind") != "done":
-            return self._not_done(box, lease, talk, words, started)
+            return self._not_done(box, talk, words)
         # A broken connection does not end the program: its answer may still come.
-        patience = 0.0 if trouble is None else max(0.0, started + wall + COLLECT_S - time.monotonic())
+        until = self._began + (0.0 if trouble is None else patience)
         try:
-            read = read_answer(self._plan, self._fetch(box, f"{folder}/answer", patience))
+            read = read_answer(self._plan, self._fetch(box, f"{folder}/answer", until))
         except Trouble as error:
-            return self._failed("sandbox_lost" if error.code == "gone" else "engine_failed", str(error), started)
+            return self._failed("sandbox_lost" if error.code == "gone" else "engine_failed", str(error))
         if read is None:
-            return self._failed("answer_broken", "the sandbox left an answer that cannot be understood", started)
+            return self._failed("answer_broken", "the sandbox left an answer that cannot be understood")
         return self._answered(read)
 
     def _note_pid(self, pid: int) -> None:
@@ -248,9 +246,8 @@ class E2bRun(RemoteRun):
         if self.cancelled.is_set():
             self._send("RTMIN+1")
 
-    def _fetch(self, box: PreparedSandbox, path: str, patience: float) -> bytes:
-        """Read the answer, waiting for it for *patience* seconds. Raises Trouble."""
-        until = time.monotonic() + patience
+    def _fetch(self, box: PreparedSandbox, path: str, until: float) -> bytes:
+        """Read the answer, waiting for it *until* then. Raises Trouble."""
         while True:
             try:
                 return box.machine.read(path)
@@ -259,23 +256,21 @@ class E2bRun(RemoteRun):
                     raise
             self.cancelled.wait(0.5)
 
-    def _not_done(
-        self, box: PreparedSandbox, lease: SandboxLease, talk: Talk, words: str, started: float
-    ) -> ExecResult:
+    def _not_done(self, box: PreparedSandbox, talk: Talk, words: str) -> ExecResult:
         """Return the result of a run our init did not finish; the API says whether the sandbox went away with it."""
         match talk.last.get("kind"):
             case "fenced":
-                return self._failed("lease_lost", "another process took the sandbox over", started)
+                return self._failed("lease_lost", "another process took the sandbox over")
             case "failed":
-                return self._failed("setup_failed", str(talk.last.get("message"))[:300], started)
+                return self._failed("setup_failed", str(talk.last.get("message"))[:300])
         with contextlib.suppress(Trouble):  # an API that does not answer says nothing about the sandbox
             if not self.engine.cloud.living(box.machine.id):
-                self.engine.lost(lease, self)
-                return self._failed("sandbox_lost", f"the sandbox {box.machine.id} is gone", started)
-        return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})", started)
+                self.engine.lost(self._lease, self)
+                return self._failed("sandbox_lost", f"the sandbox {box.machine.id} is gone")
+        return self._failed("init_lost", f"the sandbox ended the run without an answer ({words})")
 
-    def _failed(self, code: str, message: str, started: float) -> ExecResult:
-        return self.unanswered(ExecError("sandbox", code, message), time.monotonic() - started)
+    def _failed(self, code: str, message: str) -> ExecResult:
+        return self.unanswered(ExecError("sandbox", code, message), time.monotonic() - self._began)
 
     def _answered(self, read: AnswerFile) -> ExecResult:
         answer = read.answer
@@ -290,11 +285,7 @@ class E2bRun(RemoteRun):
 
 
 class E2bExecutor(ExecutionEngine):
-    """Runs programs in sandboxes of E2B.
-
-    Args:
-        options: The operator's settings; `options.e2b` holds this engine's own.
-    """
+    """Runs programs in sandboxes of E2B; `options.e2b` holds the engine's own settings."""
 
     name = "e2b"
     level = IsolationLevel.VM

@@ -361,11 +361,7 @@ class SandboxLease:
 
 
 class SandboxLeases:
-    """The records below one folder, shared by every process of this account.
-
-    Args:
-        top: Folder of the records; made when it is not there.
-    """
+    """The records below the folder *top*, shared by every process of this account."""
 
     def __init__(self, top: Path) -> None:
         self._top = top

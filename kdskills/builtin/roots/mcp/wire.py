@@ -77,9 +77,7 @@ class Connection:
     def ask(self, question: Question[T], timeout_s: float) -> Future[T] | None:
         """Take a question; None when this connection takes no more.
 
-        Args:
-            question: Asks the server.
-            timeout_s: Seconds until the answer is a TimeoutError; connecting has as many of its own.
+        After *timeout_s* seconds the answer is a TimeoutError; connecting has as many of its own.
         """
         pending = _PendingQuestion(question, timeout_s)
         with self._lock:
