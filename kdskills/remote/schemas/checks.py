@@ -8,6 +8,7 @@ ones that match in linear time; what such an engine cannot match is refused with
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -44,17 +45,13 @@ def compiled(pattern: str) -> Any:
         raise ValueError(f"{pattern[:200]!r} cannot be matched in linear time: {words}") from None
 
 
-def validator_of(schema: JsonObject, **options: Any) -> Any:
-    """Return a validator of the 2020-12 draft whose patterns match in linear time; it takes the library's own *options*.
+@lru_cache(maxsize=1)
+def linear_validator() -> Any:
+    """Return the validator class of the 2020-12 draft, with patterns that match in linear time.
 
     Raises:
         MissingExtra: `jsonschema` is not installed.
     """
-    return _linear_validator()(schema, **options)
-
-
-@lru_cache(maxsize=1)
-def _linear_validator() -> Any:
     try:
         from jsonschema import Draft202012Validator, ValidationError
         from jsonschema.validators import extend
@@ -111,10 +108,9 @@ def checked_schema(schema: JsonObject, name: str) -> JsonObject:
         raise _invalid(name, f"it is not JSON: {error}") from error
     if mirrored != schema:
         raise _invalid(name, "it is not JSON: keys must be text, and tuples must be lists")
-    try:
-        from jsonschema import Draft202012Validator, SchemaError
-    except ImportError as error:
-        raise MissingExtra("checking schemas of remote skills", "codex") from error
+    linear_validator()  # also what says that the library is missing
+    from jsonschema import Draft202012Validator, SchemaError
+
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
@@ -189,13 +185,11 @@ def faults(schema: JsonObject, arguments: Any) -> list[str]:
         from referencing.exceptions import Unresolvable
     except ImportError:
         raise MissingExtra("checking the arguments of remote skills", "codex") from None
-    validator = validator_of(schema, registry=Registry())
+    errors = linear_validator()(schema, registry=Registry()).iter_errors({} if arguments is None else arguments)
     try:
         problems = [
             ("".join(["$", *map(_step, error.absolute_path)]), _words(error.message))
-            for error, _ in zip(
-                validator.iter_errors({} if arguments is None else arguments), range(10 * MAX_FAULTS), strict=False
-            )
+            for error in itertools.islice(errors, 10 * MAX_FAULTS)
         ]
     except Unresolvable as error:
         return [f"$: the skill's schema refers to {_words(str(error.ref))}, which is not in it"]

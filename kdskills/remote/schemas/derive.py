@@ -30,7 +30,7 @@ from pydantic import AliasChoices, BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from kdskills.remote.ports import JsonObject, RemoteCall
-from kdskills.remote.schemas.checks import checked_schema, permissive_schema, validator_of
+from kdskills.remote.schemas.checks import checked_schema, linear_validator, permissive_schema
 from kdskills.remote.schemas.docstrings import Docstring, parse_docstring
 
 
@@ -89,31 +89,32 @@ def class_hints(cls: type) -> dict[str, Any]:
     return hints
 
 
-def parameters_of(handler: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a handler's parameters with resolved annotations; none when Python cannot tell them."""
+def _signature(handler: Callable[..., Any]) -> inspect.Signature:
+    """Return a handler's signature; an empty one when Python cannot tell it."""
     try:
-        parameters = inspect.signature(handler).parameters.values()
+        return inspect.signature(handler)
     except (TypeError, ValueError):
-        return []
+        return inspect.Signature()
+
+
+def parameters_of(handler: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return a handler's parameters with resolved annotations."""
     names, local = _scope_of(handler)
     return [
-        p if p.annotation is p.empty else p.replace(annotation=resolve(p.annotation, names, local)) for p in parameters
+        p if p.annotation is p.empty else p.replace(annotation=resolve(p.annotation, names, local))
+        for p in _signature(handler).parameters.values()
     ]
 
 
 def return_of(handler: Callable[..., Any]) -> Any:
     """Return what a handler says it returns, coroutines unwrapped; `inspect.Signature.empty` when it says nothing."""
-    try:
-        annotation = inspect.signature(handler).return_annotation
-    except (TypeError, ValueError):
-        return inspect.Signature.empty
+    annotation = _signature(handler).return_annotation
     if annotation is inspect.Signature.empty or inspect.isclass(target_of(handler)):
         return inspect.Signature.empty
     resolved = resolve(annotation, *_scope_of(handler))
     origin, arguments = typing.get_origin(resolved), typing.get_args(resolved)
-    if origin is not None and getattr(origin, "__name__", "") in {"Awaitable", "Coroutine"} and arguments:
-        return arguments[-1]
-    return resolved
+    is_awaited = arguments and getattr(origin, "__name__", "") in {"Awaitable", "Coroutine"}
+    return arguments[-1] if is_awaited else resolved
 
 
 def is_call(annotation: object) -> bool:
@@ -164,14 +165,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A class as a JSON object.
+    """A class as a JSON object; its description is the first paragraph of the class's own docstring."""
 
-    Attributes:
-        kind: How objects of it come to be: `dataclass` by its parameters, `model` by pydantic, `dict` and `class` not at all.
-        members: Its properties, in order.
-        description: The first paragraph of the class's own docstring, or None.
-    """
-
+    # How objects of it come to be: `dataclass` by its parameters, `model` by pydantic, `dict` and `class` not at all.
     kind: Literal["dataclass", "model", "dict", "class"]
     members: tuple[Member, ...]
     description: str | None
@@ -189,40 +185,40 @@ def shape_of(annotation: Any) -> Shape | None:
         return None
     kind: Literal["dataclass", "model", "dict", "class"] = "dataclass"
     if issubclass(cls, BaseModel):
-        kind, members = "model", _model_members(cls)
+        kind, scope = "model", (module_names(cls), {cls.__name__: cls})
+        members = [
+            Member(_alias(name, info), resolve(info.annotation, *scope), info.is_required(), info.description)
+            for name, info in cls.model_fields.items()
+        ]
     elif is_typed_dict(cls):
-        kind, members = "dict", _dict_members(cls)
+        kind, members = "dict", []
+        for name, hint in class_hints(cls).items():
+            # A TypedDict written under `from __future__ import annotations` does not know its own markers.
+            origin = typing.get_origin(hint)
+            is_named = name in getattr(cls, "__required_keys__", ())
+            members.append(Member(name, hint, origin is Required or (origin is not NotRequired and is_named)))
     elif is_dataclass(cls):
         members = _init_members(cls)
     elif issubclass(cls, tuple) and hasattr(cls, "_fields"):
         hints, defaults = class_hints(cls), getattr(cls, "_field_defaults", {})
-        members = [_member(name, hints.get(name, Any), required=name not in defaults) for name in cls._fields]
+        members = [Member(name, hints.get(name, Any), name not in defaults) for name in cls._fields]
     elif isinstance(getattr(cls, "__init__", None), types.FunctionType):
         kind, members = "class", _init_members(cls)
     else:
-        hints = {
+        fields = {
             name: hint for name, hint in class_hints(cls).items() if ClassVar not in (hint, typing.get_origin(hint))
         }
-        kind, members = "class", [_member(name, hint, required=not hasattr(cls, name)) for name, hint in hints.items()]
+        kind, members = "class", [Member(name, hint, not hasattr(cls, name)) for name, hint in fields.items()]
         if not members:
             return None
     text = cls.__dict__.get("__doc__")
     written = isinstance(text, str) and not text.startswith(f"{cls.__name__}(")  # dataclasses write one of their own
     doc = parse_docstring(text if written else None)
     variables = dict(zip(getattr(cls, "__parameters__", ()), typing.get_args(annotation), strict=False))
-    described = (
-        replace(
-            member,
-            annotation=_substituted(member.annotation, variables),
-            description=member.description or doc.parameters.get(member.name),
-        )
-        for member in members
-    )
-    return Shape(kind, tuple(described), doc.summary)
-
-
-def _member(name: str, annotation: Any, *, required: bool) -> Member:
-    return Member(name, annotation, required, note_of(annotation))
+    for number, member in enumerate(members):
+        note = member.description or note_of(member.annotation) or doc.parameters.get(member.name)
+        members[number] = replace(member, annotation=_substituted(member.annotation, variables), description=note)
+    return Shape(kind, tuple(members), doc.summary)
 
 
 def _substituted(annotation: Any, variables: Mapping[Any, Any]) -> Any:
@@ -235,30 +231,11 @@ def _substituted(annotation: Any, variables: Mapping[Any, Any]) -> Any:
     return annotation
 
 
-def _model_members(cls: type[BaseModel]) -> list[Member]:
-    names, local = module_names(cls), {cls.__name__: cls}
-    return [
-        Member(_alias(name, info), resolve(info.annotation, names, local), info.is_required(), info.description)
-        for name, info in cls.model_fields.items()
-    ]
-
-
 def _alias(name: str, info: FieldInfo) -> str:
     alias = info.validation_alias
     if isinstance(alias, AliasChoices):
         alias = next((choice for choice in alias.choices if isinstance(choice, str)), None)
     return alias if isinstance(alias, str) else info.alias or name
-
-
-def _dict_members(cls: type) -> list[Member]:
-    required: frozenset[str] = getattr(cls, "__required_keys__", frozenset())
-    members = []
-    for name, annotation in class_hints(cls).items():
-        # A TypedDict written under `from __future__ import annotations` does not know its own markers.
-        origin = typing.get_origin(annotation)
-        needed = origin is Required or (origin is not NotRequired and name in required)
-        members.append(_member(name, annotation, required=needed))
-    return members
 
 
 def _init_members(cls: type) -> list[Member]:
@@ -271,7 +248,7 @@ def _init_members(cls: type) -> list[Member]:
         annotation = hints.get(parameter.name, Any)
         if parameter.name not in hints and parameter.annotation is not parameter.empty:
             annotation = resolve(parameter.annotation, names, {cls.__name__: cls})
-        members.append(_member(parameter.name, annotation, required=parameter.default is parameter.empty))
+        members.append(Member(parameter.name, annotation, parameter.default is parameter.empty))
     return members
 
 
@@ -549,7 +526,7 @@ def _member_of_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
     refused: ArgumentError | None = None
     for kind in kinds:
         builder = SchemaBuilder()
-        if not validator_of(builder.finish(builder.schema_of(kind))).is_valid(value):
+        if not linear_validator()(builder.finish(builder.schema_of(kind))).is_valid(value):
             continue
         try:
             return convert(kind, value, path)
@@ -587,13 +564,17 @@ def derive(
     parameters = parameters_of(handler)
     named = [p for p in parameters if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     call = next((p.name for p in named if is_call(p.annotation)), None)
-    coerce = None
+    coerce: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
     if isinstance(input_schema, dict):
         schema = _explained(checked_schema(input_schema, f"input_schema of `{name}`"), doc)
     elif any(p.annotation is not p.empty for p in parameters):
         taken = [p for p in named if not is_call(p.annotation)]
         schema = _inferred(taken, doc, is_open=any(p.kind is p.VAR_KEYWORD for p in parameters))
-        coerce = functools.partial(convert_all, {p.name: p.annotation for p in taken if p.annotation is not p.empty})
+        annotations = {p.name: p.annotation for p in taken if p.annotation is not p.empty}
+
+        def coerce(arguments: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: convert(annotations.get(name, Any), value, name) for name, value in arguments.items()}
+
     else:
         schema = permissive_schema()
     output: JsonObject | None = None
@@ -603,11 +584,6 @@ def derive(
         builder = SchemaBuilder()
         output = builder.finish(builder.schema_of(annotation)) or None
     return Derived(doc.summary, schema, output, doc.returns, coerce, call)
-
-
-def convert_all(annotations: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call, each as its parameter's annotation asks."""
-    return {name: convert(annotations.get(name, Any), value, name) for name, value in arguments.items()}
 
 
 def _inferred(parameters: list[inspect.Parameter], doc: Docstring, *, is_open: bool) -> JsonObject:

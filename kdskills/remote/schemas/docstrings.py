@@ -23,17 +23,11 @@ _TYPE = re.compile(rf"`{{0,2}}{_WORD}(?:\s*(?:\||\bor\b|\bof\b)\s*{_WORD})*`{{0,
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """What a docstring says.
+    """What a docstring says."""
 
-    Attributes:
-        summary: The first paragraph in one line, or None.
-        parameters: What is said of each parameter or attribute.
-        returns: What is said of the result, without its type, or None.
-    """
-
-    summary: str | None = None
-    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    returns: str | None = None
+    summary: str | None = None  # the first paragraph in one line
+    parameters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # or attributes
+    returns: str | None = None  # what is said of the result, without its type
 
 
 def parse_docstring(text: str | None) -> Docstring:
