@@ -51,7 +51,7 @@ def parse_docstring(text: str | None) -> Docstring:
             current.append(line)
     parameters: dict[str, str] = {}
     for name in _PARAMETERS:
-        parameters.update(_items(sections.get(name, ())))
+        parameters.update(_entries(sections.get(name, ())))
     returns = _joined(next((section for name in _RETURNS if (section := sections.get(name))), ()))
     typed = _TYPE.match(returns)
     returns = returns[typed.end() :].strip() if typed else returns
@@ -63,7 +63,7 @@ def _section(line: str) -> str | None:
     return match[1].lower() if match and match[1].lower() in _SECTIONS else None
 
 
-def _items(lines: Sequence[str]) -> dict[str, str]:
+def _entries(lines: Sequence[str]) -> dict[str, str]:
     items: dict[str, list[str]] = {}
     indents = [len(line) - len(line.lstrip()) for line in lines]
     edge = min((indent for indent, line in zip(indents, lines, strict=True) if line.strip()), default=0)
