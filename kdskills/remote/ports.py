@@ -14,18 +14,8 @@ JsonObject = dict[str, Any]
 
 BUILT_IN_TOOLS = frozenset(
     {
-        "apply_patch",
-        "create_goal",
-        "exec",
-        "exec_command",
-        "get_goal",
-        "request_user_input",
-        "tool_search",
-        "update_goal",
-        "view_image",
-        "wait",
-        "web_search",
-        "write_stdin",
+        *("apply_patch", "create_goal", "exec", "exec_command", "get_goal", "request_user_input", "tool_search"),
+        *("update_goal", "view_image", "wait", "web_search", "write_stdin"),
     }
 )
 """Names the server accepts for a tool and then silently drops."""
@@ -62,35 +52,20 @@ class AppServerGone(CallerMustAct, code="app_server_gone"):
 
 @dataclass(frozen=True, slots=True)
 class ServerProfile:
-    """Facts about a server: lint rules, and what the probe proved.
+    """Facts about a server: lint rules, and what the probe proved."""
 
-    Attributes:
-        name: `0.169`, `0.105` or what the user agent says.
-        user_agent: The server's own words.
-        built_ins: Tool names it drops.
-        native: A resume with `dynamicTools` reaches the model.
-        reload: A guarded reload reaches the model and survives a restart.
-        namespaces: Namespace tools are understood; without them names are flattened to `ns__name`.
-        materialise: Ways that write the rollout file, best first: `name_set`, `inject_items`, `bootstrap`.
-        rewind: `revert`, `rollback` or None.
-        context: `additionalContext` reaches the model.
-        extra_roots: `skills/extraRoots/set` works.
-        unsubscribe: `thread/unsubscribe` exists.
-        probed: Whether these facts were proven by a probe.
-    """
-
-    name: str = "unknown"
-    user_agent: str = ""
-    built_ins: frozenset[str] = BUILT_IN_TOOLS
-    native: bool = False
-    reload: bool = False
-    namespaces: bool = True
-    materialise: tuple[str, ...] = ()
+    name: str = "unknown"  # `0.169`, `0.105` or what the user agent says
+    user_agent: str = ""  # the server's own words
+    built_ins: frozenset[str] = BUILT_IN_TOOLS  # tool names it drops
+    native: bool = False  # a resume with `dynamicTools` reaches the model
+    reload: bool = False  # a guarded reload reaches the model and survives a restart
+    namespaces: bool = True  # namespace tools are understood; without them names are flattened to `ns__name`
+    materialise: tuple[str, ...] = ()  # ways that write the rollout file, best first: `name_set inject_items bootstrap`
     rewind: Literal["revert", "rollback"] | None = None
-    context: bool = False
-    extra_roots: bool = False
-    unsubscribe: bool = True
-    probed: bool = False
+    context: bool = False  # `additionalContext` reaches the model
+    extra_roots: bool = False  # `skills/extraRoots/set` works
+    unsubscribe: bool = True  # `thread/unsubscribe` exists
+    probed: bool = False  # whether these facts were proven by a probe
 
     @classmethod
     def codex(cls) -> ServerProfile:
@@ -100,36 +75,22 @@ class ServerProfile:
 
 @dataclass(frozen=True, slots=True)
 class CatalogChange:
-    """The catalog a session wants in force.
-
-    Attributes:
-        session_id: The thread.
-        tools: The sorted wire tools: `name`, `description`, `inputSchema`, perhaps `namespace`, `deferLoading`.
-        instruction_text: The catalog as text, for strategies that send it as context.
-        wait: True for `prepare_catalog` and `wait_catalog`, which wait for an idle thread; False for `sync_runtime`.
-        timeout_s: Bound of the whole change.
-    """
+    """The catalog a session wants in force."""
 
     session_id: str
-    tools: Sequence[JsonObject]
-    instruction_text: str
-    wait: bool
-    timeout_s: float
+    tools: Sequence[JsonObject]  # sorted, on the wire: `name description inputSchema`, perhaps `namespace deferLoading`
+    instruction_text: str  # the catalog as text, for strategies that send it as context
+    wait: bool  # for an idle thread, as `prepare_catalog` and `wait_catalog` do
+    timeout_s: float  # of the whole change
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogContext:
-    """How the catalog travels with the next message.
+    """How the catalog travels with the next message."""
 
-    Attributes:
-        send: Further keywords of `sessions.send_message`: `additional_context` with the catalog's text, or nothing.
-        inject: The server has no context channel: the text goes in front of the request (`inject_request`).
-        current: Whether the catalog in force at the server is the one wanted.
-    """
-
-    send: JsonObject
-    inject: bool
-    current: bool
+    send: JsonObject  # further keywords of `sessions.send_message`: `additional_context` with the catalog's text, or nothing
+    inject: bool  # the server has no context channel: the text goes in front of the request (`inject_request`)
+    current: bool  # whether the catalog in force at the server is the one wanted
 
 
 @runtime_checkable
@@ -176,23 +137,14 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What a handler learns of its call through a parameter annotated `RemoteCall`.
+    """What a handler learns of its call through a parameter annotated `RemoteCall`; ids are None where they are not known."""
 
-    Attributes:
-        key: The call's identity; good as an idempotency key of effects elsewhere.
-        thread_id: The thread, when known.
-        turn_id: The turn, when known.
-        call_id: The model's id of the call, when known.
-        deadline: When the answer is given up, in seconds of `time.time()`; None for never.
-        stop: Set when the result is not needed any more.
-    """
-
-    key: str
+    key: str  # the call's identity; good as an idempotency key of effects elsewhere
     thread_id: str | None = None
     turn_id: str | None = None
-    call_id: str | None = None
-    deadline: float | None = None
-    stop: Event = field(default_factory=Event, repr=False, compare=False)
+    call_id: str | None = None  # the model's
+    deadline: float | None = None  # when the answer is given up, in seconds of `time.time()`; None for never
+    stop: Event = field(default_factory=Event, repr=False, compare=False)  # set when nobody needs the result any more
 
     @property
     def cancelled(self) -> bool:
@@ -205,52 +157,33 @@ CallState = Literal["claimed", "running", "overdue", "unknown", "done"]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer as a journal stores it, so that a replay is identical.
+    """An answer as a journal stores it, so that a replay is identical."""
 
-    Attributes:
-        payload: `{"contentItems": [...], "success": bool}`, fit for the wire.
-        handled: Whether the answer comes from a handler.
-        error: The text of the answer if it reports a failure.
-    """
-
-    payload: JsonObject
-    handled: bool
-    error: str | None = None
+    payload: JsonObject  # `{"contentItems": [...], "success": bool}`, fit for the wire
+    handled: bool  # whether it comes from a handler
+    error: str | None = None  # its text if it reports a failure
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One call in a journal; times are seconds since 1970 by the journal's own clock.
+    """One call in a journal; times are seconds since 1970 by the journal's own clock."""
 
-    Attributes:
-        key: The call's identity.
-        state: The state of the call.
-        owner: The attempt that may move it on.
-        idempotent: Whether it may run again when its owner died while it ran.
-        lease_until: When its owner counts as dead unless it renews.
-        alive: Whether that moment was still to come when the row was read.
-        answer: The answer for the model.
-        late: A result that came after the model had got another answer.
-        told: Whether the model is known to have seen `answer`.
-        created_at: When the call was first claimed.
-    """
-
-    key: str
+    key: str  # the call's identity
     state: CallState
-    owner: str
-    idempotent: bool
-    lease_until: float
-    alive: bool
+    owner: str  # the attempt that may move it on
+    idempotent: bool  # whether it may run again when its owner died while it ran
+    lease_until: float  # when its owner counts as dead unless it renews
+    alive: bool  # whether that moment was still to come when the row was read
     session_id: str = ""
     thread_id: str | None = None
     turn_id: str | None = None
     call_id: str | None = None
     namespace: str | None = None
     tool: str = ""
-    answer: StoredAnswer | None = None
-    late: StoredAnswer | None = None
-    told: bool = False
-    created_at: float = 0.0
+    answer: StoredAnswer | None = None  # for the model
+    late: StoredAnswer | None = None  # a result that came after the model had got another answer
+    told: bool = False  # whether the model is known to have seen `answer`
+    created_at: float = 0.0  # when the call was first claimed
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,42 +24,22 @@ Handler = Callable[..., Any]
 Coercion = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-def unchanged(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments as they came: the coercion of skills with an explicit schema."""
-    return dict(arguments)
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteSkill:
-    """One registered function; carries the parameters of `register`.
+    """One registered function; carries the parameters of `register`."""
 
-    Attributes:
-        name: The tool's name inside its namespace.
-        handler: What is called.
-        description: What the model reads.
-        input_schema: JSON Schema of the arguments.
-        output_schema: JSON Schema of the result, for the instruction text only.
-        namespace: The tool's namespace, or None.
-        deadline_seconds: How long a call may take, queueing included; None for no bound.
-        idempotent: Whether a call whose worker died may be run again.
-        defer_loading: Whether the server may keep the tool out of the first request.
-        output_description: What the docstring says under `Returns:`.
-        coerce: Turns validated arguments into what the handler's annotations ask for.
-        call_parameter: The parameter that takes the `RemoteCall`, or None.
-    """
-
-    name: str
+    name: str  # of the tool inside its namespace
     handler: Handler = field(repr=False)
-    description: str
+    description: str  # what the model reads
     input_schema: JsonObject
-    output_schema: JsonObject | None = None
+    output_schema: JsonObject | None = None  # for the instruction text only
     namespace: str | None = None
-    deadline_seconds: float | None = 120.0
-    idempotent: bool = False
-    defer_loading: bool = False
-    output_description: str | None = None
-    coerce: Coercion = field(default=unchanged, repr=False, compare=False)
-    call_parameter: str | None = None
+    deadline_seconds: float | None = 120.0  # how long a call may take, queueing included; None for no bound
+    idempotent: bool = False  # whether a call whose worker died may be run again
+    defer_loading: bool = False  # whether the server may keep the tool out of the first request
+    output_description: str | None = None  # what the docstring says under `Returns:`
+    coerce: Coercion = field(default=dict, repr=False, compare=False)  # makes of arguments what the annotations ask for
+    call_parameter: str | None = None  # the one that takes the `RemoteCall`
 
     @property
     def qualified_name(self) -> str:
@@ -168,7 +148,7 @@ class RemoteSkillRegistry:
             idempotent,
             defer_loading,
             derived.output_description,
-            derived.coerce or unchanged,
+            derived.coerce or dict,
             derived.call_parameter,
         )
 

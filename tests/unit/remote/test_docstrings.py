@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.remote.schemas import derive
-from kdskills.remote.schemas.docstrings import parse_docstring
+from kdskills.remote.schemas.derive import parse_docstring
 
 
 def ship(order, weight=1, *rest, **more):
