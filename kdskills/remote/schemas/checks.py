@@ -108,9 +108,10 @@ def checked_schema(schema: JsonObject, name: str) -> JsonObject:
         raise _invalid(name, f"it is not JSON: {error}") from error
     if mirrored != schema:
         raise _invalid(name, "it is not JSON: keys must be text, and tuples must be lists")
-    linear_validator()  # also what says that the library is missing
-    from jsonschema import Draft202012Validator, SchemaError
-
+    try:
+        from jsonschema import Draft202012Validator, SchemaError
+    except ImportError as error:
+        raise MissingExtra("checking schemas of remote skills", "codex") from error
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
