@@ -52,12 +52,7 @@ class RemoteSkillLifecycle(Generic[S]):
 
 
 class FacadeMethods(Generic[S]):
-    """The coroutines of both facades.
-
-    Args:
-        core: The facade's state.
-        handle: Makes the handle of a session that callers get.
-    """
+    """The coroutines of both facades; callers get sessions as *handle* shows them."""
 
     def __init__(self, core: FacadeCore, handle: Callable[[SessionCore], S]) -> None:
         self._core = core

@@ -35,10 +35,7 @@ def text_or_none(value: object) -> str | None:
 
 
 def request_text(request_id: object) -> str | None:
-    """Return a request id as the text an answer is sent under: integers in decimal, 0 included; None when there is none.
-
-    A bool is no id, though Python counts it as an integer.
-    """
+    """Return a request id as the text an answer is sent under: 0 is one, a bool is none. None when there is none."""
     if isinstance(request_id, int) and not isinstance(request_id, bool):
         return str(request_id)
     return text_or_none(request_id)
@@ -56,11 +53,7 @@ def address(signal: AppServerSignal) -> str | None:
 
 
 def rows_of(answer: object) -> list[JsonObject]:
-    """Return the rows of a `sessions.tool_calls` answer; empty for deleted and system sessions.
-
-    Raises:
-        ValueError: The answer has no list of data.
-    """
+    """Return the rows of a `sessions.tool_calls` answer; none for deleted and system sessions. Raises ValueError without data."""
     if isinstance(answer, Mapping):
         status, data = answer.get("status"), answer.get("data")
         if status == "deleted" or (status == "error" and answer.get("code") == "system_session"):
@@ -191,13 +184,10 @@ class MemoryReceipts:
 
 
 class Receipts:
-    """The receipts of the sessions that share a journal; blocks as the journal does.
+    """The receipts of the sessions that share a journal, in it or, where it keeps none, in memory; blocks as the journal does.
 
     A receipt is written when its turn starts. The calls are not in it: they are read from the journal when the receipt
-    is, so that a late answer shows. Receipts outlive the process if the journal does.
-
-    Args:
-        journal: Where the calls are; when it cannot keep receipts, they stay in memory.
+    is, so that a late answer shows.
     """
 
     def __init__(self, journal: CallJournal) -> None:

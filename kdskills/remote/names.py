@@ -10,12 +10,7 @@ from kdskills.remote.ports import CatalogError, ServerProfile
 
 
 def clean_name(name: str) -> str:
-    """Return the name without surrounding white space, the only normalisation there is.
-
-    Raises:
-        ValueError: Nothing is left.
-        TypeError: The name is no text.
-    """
+    """Return the name without surrounding white space, the only normalisation there is. Raises ValueError, TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"a remote skill's name is text, got {type(name).__name__}")
     cleaned = name.strip()
@@ -41,11 +36,7 @@ DISPATCHER_TOOL = "kdskills_call"
 
 
 def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defer_loading: bool = False) -> None:
-    """Refuse a name the server would refuse or silently drop.
-
-    Raises:
-        CatalogError: `details` has `rule` and `suggestion`.
-    """
+    """Refuse a name the server would refuse or silently drop. Raises CatalogError with `rule` and `suggestion`."""
     words = [("remote skill name", name, 128, "name_pattern"), ("namespace", namespace, 64, "namespace_pattern")]
     for kind, word, limit, rule in words:
         if word is not None and (not word or len(word) > limit or _FORBIDDEN.search(word)):
@@ -71,11 +62,7 @@ def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defe
 
 
 def check_neighbours(namespace: str | None, name: str, neighbours: Iterable[tuple[str | None, str]]) -> None:
-    """Refuse a name that equals another skill's after folding; the server would show one of them only.
-
-    Raises:
-        CatalogError: `details["other"]` is the qualified name of the other skill.
-    """
+    """Refuse a name that equals another's after folding; the server would show only one of the two. Raises CatalogError."""
     qualified, folded = qualify(namespace, name), flatten(namespace, name)
     for pair in neighbours:
         neighbour = qualify(*pair)

@@ -114,13 +114,7 @@ class RemoteSkillRegistry:
         idempotent: bool = False,
         defer_loading: bool = False,
     ) -> RemoteSkill:
-        """Return the skill these parameters of `register` describe, linted.
-
-        Raises:
-            ValueError: The name is blank, or the deadline is no positive number.
-            CatalogError: The server would refuse, drop or shadow it, or a schema is invalid.
-            TypeError: The handler cannot be called.
-        """
+        """Return the skill these parameters of `register` describe, linted. Raises ValueError, CatalogError, TypeError."""
         name = clean_name(name)
         if not callable(handler):
             raise TypeError(f"the handler of `{name}` cannot be called: it is a {type(handler).__name__}")
@@ -153,11 +147,7 @@ class RemoteSkillRegistry:
         )
 
     def register(self, skill: RemoteSkill) -> RemoteSkill:
-        """Register the base of the skill's name; a replaced base keeps its position in the list.
-
-        Raises:
-            CatalogError: Another skill would shadow this one, or be shadowed by it.
-        """
+        """Register the base of the skill's name; a replaced base keeps its position. Raises CatalogError."""
         name = skill.qualified_name
         with self._lock:
             self._check(skill)

@@ -35,11 +35,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class SessionHandle:
-    """Base of both handles of a session: the methods that never wait.
-
-    Args:
-        core: The session's state; handles of one session share it.
-    """
+    """Base of both handles of a session: the methods that never wait. Handles of one session share its *core*."""
 
     def __init__(self, core: SessionCore) -> None:
         self._core = core

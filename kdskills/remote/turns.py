@@ -30,12 +30,12 @@ from kdskills.remote.ports import (
     CallIdentity,
     CatalogBusy,
     CatalogChange,
-    CatalogContext,
     CatalogNotApplied,
+    JournalRow,
     JsonObject,
     WaitTimeoutError,
 )
-from kdskills.remote.registry import TOOLS_KEYWORDS, Layer, inject, wire_tools
+from kdskills.remote.registry import TOOLS_KEYWORDS, inject, wire_tools
 
 Pause = Callable[..., Awaitable[None]]
 
@@ -58,13 +58,9 @@ class IncomingCall(NamedTuple):
 
 
 def call_of(core: SessionCore, params: Mapping[str, Any], request_id: object, thread: str = "") -> IncomingCall | None:
-    """Return the call of a pending row or of the params of a signal, or None when it names no tool.
+    """Return the call of a pending row or of a signal's params, or None when it names no tool.
 
-    Args:
-        core: The session the call is for.
-        params: `tool`, `arguments`, and as far as they are known `namespace callId threadId turnId`.
-        request_id: The handle for the answer.
-        thread: The thread of a call that names none; the session's own when omitted.
+    A call that names no thread is of *thread*, or of the session's own.
     """
     tool, arguments = text_or_none(params.get("tool")), params.get("arguments")
     if tool is None:
@@ -255,7 +251,7 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     """Send one message with the catalog as it is; returns the client's answer, with `catalog` if there is a backend."""
     core.live()
     owner, context = core.owner, None
-    told_keys: tuple[str, ...] = ()
+    told: Sequence[JournalRow] = ()  # earlier calls whose outcomes the message reports
     own_tools = {} if any(name in keywords for name in TOOLS_KEYWORDS) else {"dynamic_tools": core.tools()}
     sent: JsonObject = {**own_tools, **keywords}
     if owner.backend is not None:
@@ -263,16 +259,38 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
     if inject_skills and (context is None or context.inject):
         text = inject(core.text(), text)
     if inject_skills and context is not None:
-        extra, told_keys = await _context_keywords(core, context)
-        added, passed = extra.get("additional_context"), sent.get("additional_context")
+        if owner.profile.context:
+            try:
+                told = await owner.blocking(owner.dispatcher.journal.outcomes, core.session_id, core.active_turn)
+            except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
+                what = "the model was not told of earlier calls, the journal does not answer"
+                core.note("outcomes_unknown", f"{what}: {error}")
+        added, passed = context.send.get("additional_context"), sent.get("additional_context")
+        if outcomes := outcomes_text(told):
+            value = {"kind": "application", "value": outcomes.replace("</", "<\\/")}
+            added = {**(added or {}), CONTEXT_NAME: value}
+        extra = {**context.send, "additional_context": added} if added is not None else context.send
         sent = {**extra, **sent}  # the caller's values win
         if isinstance(added, Mapping) and isinstance(passed, Mapping):
             sent["additional_context"] = {**added, **passed}
     answer = await owner.call(owner.client.sessions.send_message, session_id=core.session_id, text=text, **sent)
-    await _note_sent(core, answer, told_keys)
+    await _note_sent(core, answer, [row.key for row in told])
     if context is not None and isinstance(answer, Mapping):
         return {**answer, "catalog": "current" if context.current else "stale"}
     return answer
+
+
+def pauses(core: SessionCore, turn_id: str, timeout_seconds: float, interval_seconds: float) -> Pause:
+    """Return a function that pauses between two looks at a turn; when the time is up, it raises `WaitTimeoutError` with its text."""
+    until = time.monotonic() + timeout_seconds
+
+    async def pause(late: str, **facts: Any) -> None:
+        seconds_left = until - time.monotonic()
+        if seconds_left <= 0:
+            raise WaitTimeoutError(late, session_id=core.session_id, turn_id=turn_id, **facts)
+        await asyncio.sleep(min(interval_seconds, seconds_left))
+
+    return pause
 
 
 async def settled(
@@ -298,33 +316,25 @@ async def reply(
     core: SessionCore, turn_id: str, pause: Pause, *, required: bool
 ) -> tuple[JsonObject | None, JsonObject | None]:
     """Return the session and the turn's reply; waits for the reply only if it is required."""
-    get = getattr(core.owner.client.sessions, "get", None)
     while True:
-        detail = None
         try:
-            answer = await core.owner.call(get, session_id=core.session_id) if callable(get) else None
-            detail = dict(answer) if isinstance(answer, Mapping) else None
+            detail = await session_detail(core)
         except Exception as error:
             if required:
                 raise
             core.note("session_unreadable", f"sessions.get failed after the turn: {error}")
+            detail = None
         found = reply_of(detail, turn_id)
         if found is not None or not required:
             return detail, found
         await pause("the turn ended without a complete assistant reply")
 
 
-def pauses(core: SessionCore, turn_id: str, timeout_seconds: float, interval_seconds: float) -> Pause:
-    """Return a function that pauses between two looks at a turn; when the time is up, it raises `WaitTimeoutError` with its text."""
-    until = time.monotonic() + timeout_seconds
-
-    async def pause(late: str, **facts: Any) -> None:
-        seconds_left = until - time.monotonic()
-        if seconds_left <= 0:
-            raise WaitTimeoutError(late, session_id=core.session_id, turn_id=turn_id, **facts)
-        await asyncio.sleep(min(interval_seconds, seconds_left))
-
-    return pause
+async def session_detail(core: SessionCore) -> JsonObject | None:
+    """Return the `sessions.get` answer; None when the client has no such method, or answers with no object."""
+    get = getattr(core.owner.client.sessions, "get", None)
+    answer = await core.owner.call(get, session_id=core.session_id) if callable(get) else None
+    return dict(answer) if isinstance(answer, Mapping) else None
 
 
 def status_of(answer: object) -> str | None:
@@ -388,22 +398,6 @@ async def _note_sent(core: SessionCore, answer: object, told_keys: Sequence[str]
         core.note("receipt_not_kept", f"the message was sent, but not written down: {error}")
 
 
-async def _context_keywords(core: SessionCore, context: CatalogContext) -> tuple[JsonObject, tuple[str, ...]]:
-    """Return the further keywords of the message, and the keys of the calls whose outcomes it reports."""
-    extra, owner = dict(context.send), core.owner
-    if not owner.profile.context:
-        return extra, ()
-    try:
-        rows = await owner.blocking(owner.dispatcher.journal.outcomes, core.session_id, core.active_turn)
-    except Exception as error:  # noqa: BLE001 - the request itself does not depend on the journal
-        core.note("outcomes_unknown", f"the model was not told of earlier calls, the journal does not answer: {error}")
-        return extra, ()
-    if text := outcomes_text(rows):
-        value = {"kind": "application", "value": text.replace("</", "<\\/")}
-        extra["additional_context"] = {**(extra.get("additional_context") or {}), CONTEXT_NAME: value}
-    return extra, tuple(row.key for row in rows)
-
-
 BOOTSTRAP_TEXT = "Reply with the single word: ready"
 NO_ROLLOUT = "no rollout found"
 RESUME_TRIES = 3
@@ -411,12 +405,7 @@ RETRY_SECONDS = 0.05
 
 
 def refuse_unapplied(report: JsonObject) -> None:
-    """Raise for a report that leaves the old catalog in force.
-
-    Raises:
-        CatalogBusy: A turn is running.
-        CatalogNotApplied: Any other `deferred` or `failed`.
-    """
+    """Raise CatalogBusy, or CatalogNotApplied, for a report that leaves the old catalog in force."""
     if report.get("status") in {"deferred", "failed"}:
         busy = report.get("reason") in {"turn_active", "queued_turns"}
         raise CatalogBusy(report) if busy else CatalogNotApplied(report)
@@ -431,26 +420,22 @@ async def window(
     try:
         yield
     finally:
-        await _leave(core, layer)
-
-
-async def _leave(core: SessionCore, layer: Layer) -> None:
-    was_pushed = any(pushed is layer for pushed in core.pushed_layers)
-    if not core.registry.close(layer) or not was_pushed or core.draft:
-        return
-    try:
-        report = await change_catalog(core, 10.0, wait=False)
-    except Exception as error:  # noqa: BLE001 - the body's own error must not be hidden by this one
-        words = str(error) or type(error).__name__
-        report = {"status": "failed", "sessionId": core.session_id, "reason": "rejected", "error": words}
-        core.last_catalog = report
-    if report.get("status") == "failed":
-        core.note(
-            "catalog_sync_failed",
-            f"the catalog was not changed when `{layer.skill.qualified_name}` was left: "
-            f"{report.get('error') or report.get('reason')}",
-            fix="call prepare_catalog",
-        )
+        report: JsonObject = {}
+        was_pushed = any(pushed is layer for pushed in core.pushed_layers)
+        if core.registry.close(layer) and was_pushed and not core.draft:
+            try:
+                report = await change_catalog(core, 10.0, wait=False)
+            except Exception as error:  # noqa: BLE001 - the body's own error must not be hidden by this one
+                words = str(error) or type(error).__name__
+                report = {"status": "failed", "sessionId": core.session_id, "reason": "rejected", "error": words}
+                core.last_catalog = report
+        if report.get("status") == "failed":
+            core.note(
+                "catalog_sync_failed",
+                f"the catalog was not changed when `{layer.skill.qualified_name}` was left: "
+                f"{report.get('error') or report.get('reason')}",
+                fix="call prepare_catalog",
+            )
 
 
 async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: bool) -> JsonObject:
@@ -521,15 +506,11 @@ async def _by_resume(
 
 
 async def _unmaterialized(core: SessionCore) -> bool:
-    get = getattr(core.owner.client.sessions, "get", None)
-    if not callable(get):
-        return False
     try:
-        answer = await core.owner.call(get, session_id=core.session_id)
+        session = (await session_detail(core) or {}).get("session")
     except Exception as error:  # noqa: BLE001 - the resume that follows meets the same error and tells of it
         core.note("session_unreadable", f"sessions.get failed before the catalog was prepared: {error}")
         return False
-    session = answer.get("session") if isinstance(answer, Mapping) else None
     return isinstance(session, Mapping) and session.get("materialized") is False
 
 

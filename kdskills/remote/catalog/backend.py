@@ -1,8 +1,7 @@
 """`client.catalog`: brings a catalog to the model, and reports what became of it.
 
 Where no strategy reaches the model's tools, the catalog's text goes beside a message: once per change, and again after a
-compaction. Each thread's catalog has a stored record, in memory or in the journal's database: workers that share it release
-threads for each other.
+compaction. Workers that share the stored records of threads release threads for each other.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from kdskills.errors import Conflict
 from kdskills.remote.catalog.changes import Changes, NotApplied, StartPlan, lint, start_plan, strategy_of_old
 from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
 from kdskills.remote.journal.sql import JournalUnavailable
+from kdskills.remote.names import DISPATCHER_TOOL
 from kdskills.remote.ports import (
     AppServerError,
     AppServerGone,
@@ -91,11 +91,7 @@ _TRIES = 20
 
 
 class SqlCatalogStore:
-    """Records in table `remote_catalogs`.
-
-    Args:
-        engine: The journal's; its schema is up to date.
-    """
+    """Records in table `remote_catalogs` of a journal's *engine*, whose schema is up to date."""
 
     shared = True
 
@@ -110,11 +106,7 @@ class SqlCatalogStore:
         return next(iter(self._find(self._table.c.session_id == session_id)), CatalogRecord(session_id))
 
     def update(self, session_id: str, change: Callable[[CatalogRecord], CatalogRecord]) -> CatalogRecord:
-        """Apply a change to the newest version by compare-and-swap.
-
-        Raises:
-            Conflict: Other workers changed the record at every attempt.
-        """
+        """As `MemoryCatalogStore.update`, by compare-and-swap. Raises Conflict when others win at every attempt."""
         columns = self._table.c
         for _ in range(_TRIES):
             old = self.get(session_id)
@@ -165,10 +157,7 @@ FREE_SECONDS = 30.0
 
 
 class Sharing:
-    """One worker's part: it requests the release of threads, and releases threads that other workers request.
-
-    The requests are in the records; those in memory reach no other worker.
-    """
+    """One worker's part in sharing threads: what it asks of others, and what they ask of it, is in the stored records."""
 
     def __init__(self, server: AppServer, store: CatalogStore) -> None:
         self._server = server
@@ -274,9 +263,6 @@ class CodexCatalog:
     """The catalog backend of a client; its `sharing` releases threads that another worker needs to reload.
 
     Args:
-        server: The server.
-        profile: What the probe proved of it.
-        store: Has the catalog record of each thread.
         calls_running: Returns whether a journalled call of a thread runs now, in any worker; may block.
         bootstrap: Makes the server write a thread's rollout file, by a turn that is rolled back.
     """
@@ -310,7 +296,9 @@ class CodexCatalog:
             CatalogError: The server would drop, refuse or shadow one of the tools.
             AppServerGone: The server cannot be reached.
         """
-        newest = self._newest(change.session_id)
+        newest = change.session_id
+        while newest in self._sessions and (successor := self._sessions[newest].successor) is not None:
+            newest = successor
         if newest != change.session_id:
             report = await self.apply(replace(change, session_id=newest))
             return {"new_session_id": newest, **report, "sessionId": change.session_id}
@@ -345,7 +333,7 @@ class CodexCatalog:
                 deferred = problem.reason in _DEFERRED
                 return {
                     "status": "deferred" if deferred else "failed",
-                    **await self._in_force_report(change.session_id, began),
+                    **_report(await asyncio.to_thread(self._store.get, change.session_id), began),
                     "reason": problem.reason,
                     **({"pending": pending} if deferred else {}),
                     **({"error": problem.error} if problem.error else {}),
@@ -402,8 +390,12 @@ class CodexCatalog:
         """Compare the stored record with the thread's file, once: a worker may have died after writing only one."""
         session = self._sessions[record.session_id]
         if not session.verified:
-            differs = record.strategy == "reload" and await self._changes.holds_other(record.session_id, record.digest)
-            session.verified = not differs
+            filed = None
+            if (
+                record.strategy == "reload" and self._changes.profile.namespaces
+            ):  # else a file's digest is another anyway
+                filed = await self._changes.filed_tools(record.session_id)
+            session.verified = filed is None or tools_digest(filed) == record.digest
         return session.verified
 
     async def facts(self, session_id: str) -> JsonObject:
@@ -460,36 +452,28 @@ class CodexCatalog:
             digest, marks = tools_digest(tools), fingerprints(tools)
             unchanged = record.digest == digest and await self._is_verified(record)
             if unchanged or (not record.digest and not tools):
-                return {"status": "noop", **await self._in_force_report(session_id, began)}
+                return {"status": "noop", **_report(record, began)}
             strategy = record.strategy or await self._strategy_of_old(session_id)
             await self._refuse_busy(session_id)
             async with self.sharing.releasing(session_id) if strategy == "reload" else contextlib.nullcontext():
                 outcome = await self._changes.make(strategy, session_id, tools)
+            in_force = partial(replace, strategy=strategy, digest=digest, tools=marks)
             added, removed = difference(record.tools, marks)
-            changed = {"added": added, "removed": removed, **outcome}
-            report = {**_report(session_id, strategy, digest, began), **changed}
+            report = {**_report(in_force(record), began), "added": added, "removed": removed, **outcome}
             target = outcome.get("new_session_id", session_id)
             if target != session_id:
                 self._sessions[session_id].successor = target
-            await asyncio.to_thread(
-                self._store.update, target, partial(replace, strategy=strategy, digest=digest, tools=marks)
-            )
+            await asyncio.to_thread(self._store.update, target, in_force)
             self._sessions[target].verified = True
             return report
 
-    async def _in_force_report(self, session_id: str, began: float) -> JsonObject:
-        record = await asyncio.to_thread(self._store.get, session_id)
-        return (
-            _report(session_id, record.strategy, record.digest, began) if record.digest else {"sessionId": session_id}
-        )
-
     async def _strategy_of_old(self, session_id: str) -> str:
-        if await self._changes.has_dispatcher(session_id):
+        """Return the strategy for a thread without a record, which may have been started with the dispatcher's tool."""
+        filed = await self._changes.filed_tools(session_id) or []
+        if any(tool.get("name") == DISPATCHER_TOOL for tool in filed):
             return "dispatcher"
-        options, local = self._server.options, self._server.local
-        strategy = strategy_of_old(
-            self._changes.profile, options.strategy, local=local, successor=options.allow_successor
-        )
+        profile, options, local = self._changes.profile, self._server.options, self._server.local
+        strategy = strategy_of_old(profile, options.strategy, local=local, successor=options.allow_successor)
         if strategy is None:
             raise NotApplied("no_strategy")
         return strategy
@@ -524,19 +508,15 @@ class CodexCatalog:
         else:
             await self._server.threads.until(lambda: thread.active_turn is None or self._server.disconnected, timeout_s)
 
-    def _newest(self, session_id: str) -> str:
-        """Follow the chain of successors of a thread and return the last one, or the thread itself."""
-        while session_id in self._sessions and (successor := self._sessions[session_id].successor) is not None:
-            session_id = successor
-        return session_id
 
-
-def _report(session_id: str, strategy: str, digest: str, began: float) -> JsonObject:
-    """Return the entries every report has: the catalog in force, and that nothing changed."""
+def _report(record: CatalogRecord, began: float) -> JsonObject:
+    """Return the entries every report has: the catalog in force, if there is one, and that nothing changed."""
+    if not record.digest:
+        return {"sessionId": record.session_id}
     return {
-        "sessionId": session_id,
-        "strategy": strategy,
-        "digest": digest,
+        "sessionId": record.session_id,
+        "strategy": record.strategy,
+        "digest": record.digest,
         "verified": True,
         "added": [],
         "removed": [],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import canonical, flat_tools, tools_digest, wire_tools
+from kdskills.remote.catalog.digest import canonical, flat_tools, wire_tools
 from kdskills.remote.names import DISPATCHER_TOOL, check_name, check_neighbours
 from kdskills.remote.ports import AppServerError, JsonObject, ServerProfile
 
@@ -37,11 +37,7 @@ Reason = Literal[
 
 
 class NotApplied(Exception):
-    """The old catalog stays in force; callers get a report with *reason* and the *error* in the server's own words.
-
-    Args:
-        goes_on: Whether the change is still under way.
-    """
+    """The old catalog stays in force; callers get a report with *reason* and *error*. *goes_on*: it is still under way."""
 
     def __init__(self, reason: Reason, error: str = "", *, goes_on: bool = False) -> None:
         super().__init__(f"{reason}: {error}" if error else reason)
@@ -73,11 +69,7 @@ class Reload:
         self.materialized_now = False
 
     async def run(self) -> bool:
-        """Make the change; return False when the file had this catalog already.
-
-        Raises:
-            NotApplied: The old catalog is in force, or was put back.
-        """
+        """Make the change; return False when the file had this catalog already. Raises NotApplied: the old one is in force."""
         info = await self._reloadable()
         path = await self._rollout_file(info)
         self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
@@ -302,13 +294,10 @@ class Changes:
     """Makes the server write a thread's rollout file, by a turn that is rolled back, where nothing cheaper works."""
 
     async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> JsonObject:
-        """Change the catalog by one strategy.
+        """Change the catalog by one strategy. Raises NotApplied: the old one stays in force.
 
         Returns:
             Entries of the report: `status`, `materialized_now`, and `new_session_id` of a thread that replaced the old one.
-
-        Raises:
-            NotApplied: The old catalog stays in force.
         """
         wire = wire_tools(tools, namespaces=self.profile.namespaces)
         if strategy == "reload":
@@ -323,19 +312,7 @@ class Changes:
                 report["new_session_id"] = await self._successor(session_id, wire)
         return report  # the dispatcher's catalog is what the next message carries
 
-    async def holds_other(self, session_id: str, digest: str) -> bool:
-        """Return whether a thread's file holds another catalog than the one of this digest."""
-        if not self.profile.namespaces:
-            return False  # names are flattened there, so the file's digest is another one anyway
-        tools = await self._filed_tools(session_id)
-        return tools is not None and tools_digest(flat_tools(tools)) != digest
-
-    async def has_dispatcher(self, session_id: str) -> bool:
-        """Return whether a thread without a stored record was started with the dispatcher's tool."""
-        tools = await self._filed_tools(session_id) or []
-        return any(tool.get("name") == DISPATCHER_TOOL for tool in tools)
-
-    async def _filed_tools(self, session_id: str) -> list[JsonObject] | None:
+    async def filed_tools(self, session_id: str) -> list[JsonObject] | None:
         """Return the wire tools in a thread's rollout file, perhaps none; None when the file cannot be read."""
         if not self.server.local:
             return None

@@ -23,10 +23,7 @@ def canonical(value: Any) -> str:
 
 
 def flat_tools(tools: Iterable[JsonObject]) -> list[JsonObject]:
-    """Return tools of either shape as `dynamic_tools()` writes them, sorted by qualified name.
-
-    Takes flat entries (`name description inputSchema namespace deferLoading`) and wire entries (`type` function or namespace).
-    """
+    """Return tools as `dynamic_tools()` writes them, sorted by qualified name; they may be flat or as the wire has them."""
     flat: list[JsonObject] = []
     for tool in tools:
         if tool.get("type") == "namespace":
@@ -62,10 +59,7 @@ def text_digest(text: str) -> str:
 
 
 def wire_tools(tools: Iterable[JsonObject], *, namespaces: bool) -> list[JsonObject]:
-    """Return tools of either shape as `thread/start` takes them: functions, and one entry per namespace.
-
-    To a server without *namespaces* names are flattened to `ns__name`.
-    """
+    """Return tools as `thread/start` takes them; without *namespaces* names are flattened to `ns__name`."""
     plain: list[JsonObject] = []
     grouped: dict[str, list[JsonObject]] = {}
     for tool in flat_tools(tools):

@@ -21,7 +21,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -93,8 +93,7 @@ class Head:
 
 def padded(text: bytes, length: int) -> bytes:
     """Return a line of exactly `length` bytes, or a longer one with room to spare where that is too short."""
-    target_length = length if len(text) < length else len(text) + 1 + ROOM_BYTES
-    return text.ljust(target_length - 1) + b"\n"
+    return text.ljust((length if len(text) < length else len(text) + 1 + ROOM_BYTES) - 1) + b"\n"
 
 
 def backup_of(path: Path) -> Path:
@@ -103,11 +102,7 @@ def backup_of(path: Path) -> Path:
 
 
 def read_head(path: Path, thread_id: str) -> Head:
-    """Read line 1 of a thread's file.
-
-    Raises:
-        UnknownFormat: It is not a regular file, or line 1 is not this thread's `session_meta`.
-    """
+    """Read line 1 of a thread's file. Raises UnknownFormat when it is no regular file, or not this thread's."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             raise UnknownFormat("the rollout is no regular file")
@@ -152,21 +147,21 @@ def back_up(head: Head) -> None:
 def stage(head: Head, line: bytes) -> Path:
     """Write a temporary neighbour: the new line, then the file's other bytes unchanged; same mode, on the disk.
 
-    Raises:
-        ChangedUnderneath: The file is not the one whose head was read.
+    Raises ChangedUnderneath when the file is not the one whose head was read.
     """
-    return _rewritten(head.path, line, lambda info, old_line: _check_unchanged(head, info, old_line))
+    return _rewritten(head.path, line, head)
 
 
-def _rewritten(path: Path, line: bytes, check: Callable[[os.stat_result, bytes], None]) -> Path:
+def _rewritten(path: Path, line: bytes, head: Head | None = None) -> Path:
     temporary = _neighbour(path)
     try:
         with (
             os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
             _new_file(temporary) as new,
         ):
-            info = os.fstat(old.fileno())
-            check(info, old.readline())
+            info, old_line = os.fstat(old.fileno()), old.readline()
+            if head is not None:
+                _check_unchanged(head, info, old_line)
             new.write(line)
             shutil.copyfileobj(old, new, _CHUNK)
             new.flush()
@@ -179,11 +174,7 @@ def _rewritten(path: Path, line: bytes, check: Callable[[os.stat_result, bytes],
 
 
 def swap(head: Head, staged: Path) -> None:
-    """Put the staged file in the old one's place, if that is still the one that was read.
-
-    Raises:
-        ChangedUnderneath: It is not; the staged file is gone then.
-    """
+    """Put the staged file in the old one's place, if that is still the one that was read. Raises ChangedUnderneath."""
     try:
         _check_unchanged(head, head.path.lstat(), head.line)
         staged.replace(head.path)
@@ -203,7 +194,7 @@ def restore(path: Path) -> bool:
         line = backup_of(path).read_bytes()
     except FileNotFoundError:
         return False
-    staged = _rewritten(path, line, lambda _info, _old_line: None)
+    staged = _rewritten(path, line)
     try:
         staged.replace(path)
     finally:
@@ -237,11 +228,7 @@ def needs_mending(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock that keeps other workers of this machine from changing the same file.
-
-    Raises:
-        LockBusy: Another one holds it for longer than `timeout_s`.
-    """
+    """Hold the lock that keeps this machine's other workers from changing the file. Raises LockBusy after `timeout_s`."""
     end = time.monotonic() + timeout_s
     lock = path.with_name(path.name + LOCK_SUFFIX)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -354,11 +341,7 @@ def forget_file(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
 
 
 def check_movable(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
-    """Refuse to move the turns of a file when another thread points into it, or when that cannot be known.
-
-    Raises:
-        UnknownFormat: There is no index where one must be, or a fork shares the file.
-    """
+    """Refuse to move a file's turns when another thread points into it, or that cannot be known. Raises UnknownFormat."""
     if codex_home is None or not find(codex_home):
         raise UnknownFormat("the server's history index was not found, and the turns would move")
     if continued_elsewhere(codex_home, segment_of(rollout, thread_id)) is not None:
@@ -404,10 +387,6 @@ def mend(home: Path, path: Path) -> bool:
 
 
 def settle(home: Path | None, path: Path, thread_id: str) -> None:
-    """Drop the server's pointers into a file, then the backup that said they cannot be trusted.
-
-    Raises:
-        UnknownFormat: An index is not understood, or stays locked; the backup is still there then.
-    """
+    """Drop the server's pointers into a file, then the backup that said they cannot be trusted; as `forget`, it may refuse."""
     forget_file(home, path, thread_id)
     drop_backup(path)

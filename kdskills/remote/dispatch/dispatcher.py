@@ -1,7 +1,6 @@
 """Runs a call: identified, claimed in its journal, checked, run, recorded, and only then answered.
 
-Handlers run on daemon threads, so that one that hangs does not keep the interpreter from ending, or as tasks of an event loop. A
-thread of its own renews the leases, independent of all handlers.
+Handlers run on daemon threads, so that one that hangs does not keep the interpreter from ending, or as tasks of an event loop.
 """
 
 from __future__ import annotations
@@ -89,11 +88,7 @@ class CallLeases:
         self._thread: threading.Thread | None = None
 
     def hold(self, call: CallAttempt) -> None:
-        """Renew this call's lease from now on.
-
-        Raises:
-            RuntimeError: The thread cannot be started.
-        """
+        """Renew this call's lease from now on. Raises RuntimeError when the thread cannot be started."""
         if self._process != os.getpid():  # after a fork: the thread and its calls belong to the parent process
             self._begin()
         with self._changed:
@@ -151,14 +146,8 @@ class JournalAway(Exception):
 class CallAttempt:
     """One attempt at a call: it waits for another attempt's answer, or runs the handler and records what became of it.
 
-    The handler runs in the context variables of the attempt's maker, who may stop waiting before it has ended.
-
-    Args:
-        dispatcher: Whose journals, threads and leases it uses.
-        skill: The skill to run; None when this worker has none of that name.
-        identity: Identifies the call.
-        arguments: Any JSON value.
-        findable: Whether a repeated delivery shall find this attempt's row.
+    The handler runs in the context variables of the attempt's maker, who may stop waiting before it has ended. A call that is not
+    *findable* has a journal of its own; without a *skill* it is refused.
     """
 
     def __init__(
@@ -212,11 +201,7 @@ class CallAttempt:
             pause = min(LAST_LOOK_S, pause * 2)
 
     async def answered(self, connection: str) -> CallOutcome:
-        """Claim the call and answer it, or wait for the answer of the attempt that has it.
-
-        Raises:
-            JournalAway: The journal does not answer.
-        """
+        """Claim the call and answer it, or wait for the answer of the attempt that has it. Raises JournalAway."""
         idempotent = self._skill is not None and self._skill.idempotent
         lease_s = self._dispatcher.leases.lease_s
         while True:
@@ -299,11 +284,8 @@ class CallAttempt:
     async def _run_until(self, seconds: float | None) -> bool:
         """Return whether the run ended in time; otherwise it may go on while nobody waits for it.
 
-        After the deadline a task is cancelled, while a thread keeps its slot until it ends. In a sync session a handler without
-        a deadline runs on the caller's own thread and takes no slot.
-
-        Raises:
-            RuntimeError: No thread could be started, so the handler did not run.
+        After the deadline a task is cancelled, while a thread keeps its slot until it ends. In a sync session a handler without a
+        deadline runs on the caller's own thread and takes no slot. Raises RuntimeError when no thread could be started.
         """
         if seconds is None and not self._dispatcher.asynchronous:
             await on_waiting_thread(self._run)
@@ -478,11 +460,10 @@ class RemoteDispatcher:
     again in another run must not find the first run's answer. Calls without an identity get a journal of their own.
 
     Args:
-        journal: Stores calls with a strong identity; None means in memory. The caller closes it.
+        journal: None means in memory. The caller closes it.
         asynchronous: Whether awaitable results of handlers can be awaited.
         max_concurrency: How many handlers may run at the same time.
         spool: Stores the full text of answers that were cut.
-        leases: Renews the leases of running calls; a new one when omitted.
         no_session_s: How long a call for an unknown session is left to other workers.
         no_skill_s: The same for a call of an unknown skill.
     """
@@ -525,12 +506,7 @@ class RemoteDispatcher:
     ) -> CallOutcome:
         """Answer one delivery of a call; failures of the handler or the journal become answers, not exceptions.
 
-        Args:
-            skill: The registered skill; None when this worker has no skill of that name.
-            identity: Identifies the call.
-            arguments: Any JSON value.
-            connection: Where the answer will be submitted: an answer accepted there before is a `duplicate`.
-            knows_session: Whether this worker serves the session at all.
+        An answer accepted before on *connection*, where this one will be submitted, is a `duplicate`.
         """
         attempt = CallAttempt(self, skill, identity, arguments)
         try:

@@ -66,10 +66,9 @@ INTRODUCTION: Final = (
 
 
 def outcomes_text(rows: Sequence[JournalRow]) -> str | None:
-    """Return the rows of `CallJournal.outcomes` as text for the model; None without rows.
+    """Return the rows of `CallJournal.outcomes` as text for the model, one line a call; None without rows.
 
-    One line a call: `recorded` with the answer, `late` with the answer that came after the deadline, `unknown`. The
-    newest calls are told; of the others only their number.
+    The newest calls are told; of the others only their number.
     """
     if not rows:
         return None
@@ -111,14 +110,10 @@ _VARIABLE: Final = re.compile(rf"(?i)(?:{NAMES_OF_SECRETS}|credential)")
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Return *text* with secrets masked.
+    """Return *text* with secrets masked; *environment* is this process's own when omitted.
 
     Masked are values after `password secret token key authorization cookie`, bearer tokens, credentials in URLs, key
     blocks, the values of environment variables whose names say secret, and the path of this user's home.
-
-    Args:
-        text: The message of an exception.
-        environment: The variables to read; this process's own when omitted.
     """
     variables = os.environ if environment is None else environment
     text = Redactor(secret_values(variables)).text(text)
@@ -149,21 +144,13 @@ KEPT_S: Final = 7 * 86_400.0
 
 
 class Spool:
-    """Keeps whole texts in files only this user may read.
-
-    Args:
-        folder: `<state>/remote/spool`; made when the first text is kept.
-    """
+    """Keeps whole texts in files only this user may read, in *folder*, which is made when the first one is kept."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def keep(self, text: str) -> str:
-        """Write *text* whole and return the file's path.
-
-        Raises:
-            OSError: The folder or disk does not take it.
-        """
+        """Write *text* whole and return the file's path. Raises OSError."""
         private_folder(self.folder)
         self._sweep()
         path = self.folder / f"{int(time.time())}-{secrets.token_hex(8)}.txt"
@@ -196,11 +183,7 @@ class ValueRefused(ValueError):
 
 
 def as_text(value: object) -> str:
-    """Return `null` for None, text as it is, anything else as JSON with sorted keys in ASCII.
-
-    Raises:
-        ValueRefused: The value is nested deeper than `MAX_NESTING`.
-    """
+    """Return `null` for None, text as it is, anything else as JSON with sorted keys in ASCII. Raises ValueRefused."""
     if isinstance(value, str):
         return sendable(str.__str__(value))
     return json.dumps(plain(value), sort_keys=True, ensure_ascii=True, allow_nan=False)
@@ -216,13 +199,10 @@ def sendable(text: str) -> str:
 
 
 def plain(value: object, level: int = 0) -> Any:
-    """Return *value* made of JSON's own kinds.
+    """Return *value* made of JSON's own kinds. Raises ValueRefused for one nested deeper than `MAX_NESTING`.
 
     Dataclasses and pydantic models become objects, times ISO, paths text, sets sorted lists, bytes base64, NaN and
     infinities their names; whatever else, `str` of it.
-
-    Raises:
-        ValueRefused: The value is nested deeper than `MAX_NESTING`.
     """
     if level > MAX_NESTING:
         raise ValueRefused(f"the result is nested deeper than {MAX_NESTING} levels")
@@ -280,11 +260,7 @@ def is_payload(value: object) -> bool:
 
 
 def checked(payload: JsonObject) -> JsonObject:
-    """Return a copy of a pre-shaped payload made of JSON's own kinds.
-
-    Raises:
-        ValueRefused: An item is not `inputText`, `inputImage` with `data:image/`, or `inputAudio`; its index is named.
-    """
+    """Return a copy of a pre-shaped payload made of JSON's own kinds. Raises ValueRefused, which names the item's index."""
     for index, item in enumerate(payload["contentItems"]):
         kind = item.get("type") if isinstance(item, dict) else None
         field = ITEM_FIELDS.get(kind) if isinstance(kind, str) else None
@@ -310,11 +286,7 @@ def checked(payload: JsonObject) -> JsonObject:
 
 
 class AnswerBuilder:
-    """Builds the answers of one facade.
-
-    Args:
-        spool: Stores texts that are cut; with None the model reads that the rest was not kept.
-    """
+    """Builds the answers of one facade; without a *spool* the model reads that the rest of a long one was not kept."""
 
     def __init__(self, spool: Spool | None = None) -> None:
         self._spool = spool

@@ -1,8 +1,7 @@
 """Checks explicit schemas, and values against schemas in time that grows with the value.
 
-A schema must be valid and pure JSON, with all references inside. A pattern must not keep this process busy: the validator's own
-keywords match with a backtracking engine, for which thirty characters can mean hours. Those that hold patterns are replaced by
-ones that match in linear time; what such an engine cannot match is refused with the schema.
+A pattern must not keep this process busy: the validator's own keywords match with a backtracking engine, for which thirty
+characters can mean hours. Those that hold patterns are replaced by ones that match in linear time.
 """
 
 from __future__ import annotations
@@ -26,12 +25,7 @@ def permissive_schema() -> JsonObject:
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> Any:
-    """Return a pattern that matches in linear time.
-
-    Raises:
-        ValueError: It is none, or holds what no such pattern has: look-around or references back.
-        MissingExtra: The library is not installed.
-    """
+    """Return a pattern that matches in linear time. Raises ValueError for look-around and references back, MissingExtra."""
     try:
         import re2
     except ImportError as error:
@@ -47,11 +41,7 @@ def compiled(pattern: str) -> Any:
 
 @lru_cache(maxsize=1)
 def linear_validator() -> Any:
-    """Return the validator class of the 2020-12 draft, with patterns that match in linear time.
-
-    Raises:
-        MissingExtra: `jsonschema` is not installed.
-    """
+    """Return the validator class of the 2020-12 draft, whose patterns match in linear time. Raises MissingExtra."""
     try:
         from jsonschema import Draft202012Validator, ValidationError
         from jsonschema.validators import extend
@@ -91,16 +81,10 @@ _TABLES = frozenset({"$defs", "definitions", "dependentSchemas", "patternPropert
 
 
 def checked_schema(schema: JsonObject, name: str) -> JsonObject:
-    """Return a deep copy of a valid schema.
+    """Return a deep copy of a valid schema; *name* says in the message whose it is: "input_schema of `ship`".
 
-    Args:
-        schema: What the caller gave.
-        name: Whose schema it is, for the message: "input_schema of `ship`".
-
-    Raises:
-        CatalogError: It is no JSON, no schema, refers to what it does not hold, or holds a pattern that no engine matches in
-            linear time.
-        MissingExtra: `jsonschema` is not installed.
+    Raises CatalogError when it is no JSON or no schema, refers to what it does not hold, or holds a pattern that no engine matches
+    in linear time; MissingExtra without `jsonschema`.
     """
     try:
         mirrored = json.loads(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
@@ -171,13 +155,9 @@ MAX_WORDS: Final = 300
 
 
 def faults(schema: JsonObject, arguments: Any) -> list[str]:
-    """Return the faults of *arguments*, each as `path: message`, sorted by path; empty for valid ones.
+    """Return the faults of *arguments*, each as `path: message`, sorted by path; empty for valid ones. Raises MissingExtra.
 
-    Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a
-    fault.
-
-    Raises:
-        MissingExtra: The package that checks schemas is not installed.
+    Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a fault.
     """
     if schema == permissive_schema():
         return []

@@ -136,10 +136,7 @@ def module_names(cls: type) -> dict[str, Any]:
 
 
 def resolve(annotation: object, names: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
-    """Return the type an annotation means, and `Any` when a name in it is unknown.
-
-    An unknown `RemoteCall`, imported for type checkers only, is known all the same.
-    """
+    """Return the type an annotation means, and `Any` for an unknown name, but for a `RemoteCall` imported only for checkers."""
     holder = type("Holder", (), {"__annotations__": {"it": annotation}})  # of a class, where `ClassVar` is allowed
     try:
         return typing.get_type_hints(holder, dict(names), dict(local), include_extras=True)["it"]
@@ -517,8 +514,7 @@ class ArgumentError(ValueError):
 def convert(annotation: Any, value: Any, path: str) -> Any:
     """Return a validated JSON value as an object of the annotation; what the annotation does not name stays as it is.
 
-    Raises:
-        ArgumentError: The class refused the value; the message begins with the path.
+    Raises ArgumentError, which begins with the path, when the class refused the value.
     """
     annotation = bare(annotation)
     if value is None or annotation is Any:
@@ -623,11 +619,7 @@ class Derived:
 def derive(
     name: str, handler: Callable[..., Any], input_schema: object = None, output_schema: object = None
 ) -> Derived:
-    """Return the facts about a handler; a schema that is no dict is derived.
-
-    Raises:
-        CatalogError: A given schema is invalid.
-    """
+    """Return the facts about a handler; a schema that is no dict is derived. Raises CatalogError for an invalid one."""
     text = inspect.getdoc(target_of(handler))
     if not text and not inspect.isroutine(handler) and not isinstance(handler, functools.partial):
         text = inspect.getdoc(type(handler))  # a callable object may have its docstring at its class
