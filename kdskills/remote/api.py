@@ -82,7 +82,7 @@ class FacadeMethods(Generic[S]):
         draft = SessionCore(owner, DRAFT, draft=True)
         if register is not None:
             await owner.call(register, self._handle(draft))
-        tools, layers = draft.tools(), draft.registry.layers()
+        tools, skills = draft.tools(), draft.registry.skills()
         passed_tools = next((create_kwargs[name] for name in TOOLS_KEYWORDS if name in create_kwargs), _NONE)
         own_tools = {"dynamic_tools": tools} if tools and passed_tools is _NONE else {}
         created = await owner.call(owner.client.sessions.create, **create_kwargs, **own_tools)
@@ -91,9 +91,9 @@ class FacadeMethods(Generic[S]):
         if text_or_none(session_id) is None:
             raise ValueError("sessions.create response missing session.sessionId")
         core = owner.session(str(session_id))
-        core.adopt(draft, [layer.skill for layer in layers])
+        core.adopt(draft, skills)
         if own_tools:
-            core.remember_pushed(tools, core.registry.layers())
+            core.remember_pushed(tools, core.registry.skills())
         elif isinstance(passed_tools, (list, tuple)):
             core.remember_pushed([dict(tool) for tool in passed_tools if isinstance(tool, Mapping)], [])
         preference = created.get("strategyAsked")

@@ -106,8 +106,7 @@ class AnsweredCall:
     drained: bool
 
 
-KEPT_PER_SESSION: Final = 1024
-"""Receipts kept in memory per session; the oldest go first."""
+KEPT_PER_SESSION: Final = 1024  # receipts kept in memory per session; the oldest go first
 
 
 @dataclass(frozen=True, slots=True)

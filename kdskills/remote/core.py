@@ -20,7 +20,7 @@ from kdskills.errors import Diagnostic
 from kdskills.remote.calls import Receipts, ReceiptSkillEntry, text_or_none
 from kdskills.remote.dispatch import RemoteDispatcher
 from kdskills.remote.ports import CallJournal, CatalogBackend, JsonObject, ServerProfile
-from kdskills.remote.registry import Layer, RemoteSkill, RemoteSkillRegistry, instruction_text, wire_tools
+from kdskills.remote.registry import RemoteSkill, RemoteSkillRegistry, instruction_text, wire_tools
 from kdskills.session.threads import discard, on_waiting_thread
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class SessionCore:
         self.registry = RemoteSkillRegistry(owner.profile)
         self.last_catalog: JsonObject | None = None
         self.pushed: list[JsonObject] | None = None
-        self.pushed_layers: list[Layer] = []
+        self.pushed_skills: list[RemoteSkill] = []
         self.active: tuple[str, str] | None = None  # the turn last started here, and on which connection
         self.published: tuple[ReceiptSkillEntry, ...] = ()
         self.published_tools: Mapping[str, RemoteSkill] = {}  # what `publish` registered, by qualified name
@@ -224,6 +224,6 @@ class SessionCore:
         """The running turn as far as this session knows; a turn of an earlier connection counts as ended."""
         return self.active[0] if self.active is not None and self.active[1] == self.owner.connection else None
 
-    def remember_pushed(self, tools: list[JsonObject], layers: Sequence[Layer]) -> None:
+    def remember_pushed(self, tools: list[JsonObject], skills: Sequence[RemoteSkill]) -> None:
         """Remember the catalog that was pushed to the model."""
-        self.pushed, self.pushed_layers = copy.deepcopy(tools), list(layers)
+        self.pushed, self.pushed_skills = copy.deepcopy(tools), list(skills)

@@ -31,8 +31,7 @@ def flatten(namespace: str | None, name: str) -> str:
 
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_-]+")
 
-DISPATCHER_TOOL = "kdskills_call"
-"""The one tool of the `dispatcher` strategy."""
+DISPATCHER_TOOL = "kdskills_call"  # the one tool of the `dispatcher` strategy
 
 
 def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defer_loading: bool = False) -> None:
@@ -48,15 +47,14 @@ def check_name(namespace: str | None, name: str, profile: ServerProfile, *, defe
             raise _refusal(f"{kind} `{word}` is reserved for MCP servers", "reserved_mcp", f"remote_{word}")
     if namespace == "functions":
         raise _refusal("namespace `functions` is reserved by the server", "reserved_namespace", "remote_functions")
-    if namespace is not None:
-        return
-    if name in profile.built_ins:
-        dropped = f"`{name}` is a built-in tool: the server would drop the skill in silence"
-        raise _refusal(dropped, "built_in", f"remote_{name}")
-    if name == DISPATCHER_TOOL:
-        taken = f"`{name}` is the name under which catalogs travel as context"
-        raise _refusal(taken, "reserved_dispatcher", f"remote_{name}")
-    if defer_loading:
+    refusals = (
+        (name in profile.built_ins, "is a built-in tool: the server would drop the skill in silence", "built_in"),
+        (name == DISPATCHER_TOOL, "is the name under which catalogs travel as context", "reserved_dispatcher"),
+    )
+    for broken, fault, rule in refusals:
+        if broken and namespace is None:
+            raise _refusal(f"`{name}` {fault}", rule, f"remote_{name}")
+    if defer_loading and namespace is None:
         alone = f"`{name}`: defer_loading needs a namespace"
         raise _refusal(alone, "defer_needs_namespace", "give the skill a namespace")
 

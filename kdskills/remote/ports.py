@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import CallerMustAct
 
-JsonObject = dict[str, Any]
-"""A JSON object of the wire; only this room's edges pass it on."""
+JsonObject = dict[str, Any]  # a JSON object of the wire; only this room's edges pass it on
 
 BUILT_IN_TOOLS = frozenset(
     {

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,7 @@ from kdskills.remote.names import check_name, check_neighbours, clean_name, qual
 from kdskills.remote.ports import CatalogError, JsonObject, ServerProfile
 from kdskills.remote.schemas import derive
 
-MAX_DIAGNOSTICS = 1000
-"""Findings kept per session; the oldest go first."""
+MAX_DIAGNOSTICS = 1000  # findings kept per session; the oldest go first
 
 Handler = Callable[..., Any]
 Coercion = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -62,22 +61,18 @@ class RemoteSkill:
         return tool
 
 
-@dataclass(eq=False, slots=True)
-class Layer:
-    """One layer of a stack; compared by identity, since two windows may have equal skills."""
-
-    skill: RemoteSkill
-
-
 @dataclass(slots=True)
 class _Stack:
-    """The layers of one qualified name: a base, and windows in the order they were opened."""
+    """The layers of one qualified name: a base, and windows in the order they were opened.
 
-    base: Layer | None = None
-    windows: list[Layer] = field(default_factory=list)
+    A layer is its skill, compared by identity: two windows may have equal skills.
+    """
+
+    base: RemoteSkill | None = None
+    windows: list[RemoteSkill] = field(default_factory=list)
 
     @property
-    def visible(self) -> Layer | None:
+    def visible(self) -> RemoteSkill | None:
         return self.windows[-1] if self.windows else self.base
 
 
@@ -152,7 +147,7 @@ class RemoteSkillRegistry:
         with self._lock:
             self._check(skill)
             stack = self._stacks.setdefault(name, _Stack())
-            replaced, stack.base = stack.base, Layer(skill)
+            replaced, stack.base = stack.base, skill
             if stack.windows:
                 words = f"`{name}` was registered under an open window, which stays visible until it is left"
                 self.note(Diagnostic("shadowed_by_window", "warning", words, ref=name))
@@ -162,22 +157,21 @@ class RemoteSkillRegistry:
                 self.note(Diagnostic("remote_skill_overwritten", "warning", words, ref=name, fix=fix))
         return skill
 
-    def open(self, skill: RemoteSkill) -> Layer:
-        """Put a window's skill on top of its name and return the layer, which `close` removes."""
-        layer = Layer(skill)
+    def open(self, skill: RemoteSkill) -> RemoteSkill:
+        """Put a window's skill on top of its name and return it; `close` removes it."""
         with self._lock:
             self._check(skill)
-            self._stacks.setdefault(skill.qualified_name, _Stack()).windows.append(layer)
-        return layer
+            self._stacks.setdefault(skill.qualified_name, _Stack()).windows.append(skill)
+        return skill
 
-    def close(self, layer: Layer) -> bool:
-        """Remove this layer from its stack; return False when it was removed before."""
-        name = layer.skill.qualified_name
+    def close(self, skill: RemoteSkill) -> bool:
+        """Remove this window's skill from its stack; return False when it was removed before."""
+        name = skill.qualified_name
         with self._lock:
             stack = self._stacks.get(name)
-            if stack is None or layer not in stack.windows:
+            if stack is None or not any(window is skill for window in stack.windows):
                 return False
-            stack.windows.remove(layer)
+            stack.windows = [window for window in stack.windows if window is not skill]
             if stack.visible is None:
                 del self._stacks[name]
             return True
@@ -193,20 +187,15 @@ class RemoteSkillRegistry:
             count, self._stacks = len(self._stacks), {}
             return count
 
-    def layers(self) -> list[Layer]:
-        """Return the visible layers in registration order."""
-        with self._lock:
-            return [layer for stack in self._stacks.values() if (layer := stack.visible) is not None]
-
     def skills(self) -> list[RemoteSkill]:
         """Return the visible skills in registration order; not copied, for this room only."""
-        return [layer.skill for layer in self.layers()]
-
-    def bases(self) -> Iterator[RemoteSkill]:
-        """Yield the base of each name in registration order."""
         with self._lock:
-            skills = [stack.base.skill for stack in self._stacks.values() if stack.base is not None]
-        yield from skills
+            return [skill for stack in self._stacks.values() if (skill := stack.visible) is not None]
+
+    def bases(self) -> list[RemoteSkill]:
+        """Return the base of each name in registration order."""
+        with self._lock:
+            return [stack.base for stack in self._stacks.values() if stack.base is not None]
 
     def find(self, tool: str, namespace: str | None = None) -> RemoteSkill | None:
         """Return the visible skill a call names, or None; without a namespace also `namespace.name` or `namespace__name`."""
@@ -214,7 +203,7 @@ class RemoteSkillRegistry:
         with self._lock:
             stack = self._stacks.get(qualify(namespace, name))
             if stack is not None and stack.visible is not None:
-                return stack.visible.skill
+                return stack.visible
             flat = (s for s in self.skills() if not namespace and s.namespace and f"{s.namespace}__{s.name}" == name)
             return next(flat, None)
 

@@ -416,13 +416,13 @@ async def window(
     core: SessionCore, name: str, handler: Callable[..., Any], **register_options: Any
 ) -> AsyncIterator[None]:
     """Have a skill for the body, and update the catalog afterwards if it contained the skill; failures become diagnostics."""
-    layer = core.registry.open(core.registry.build(name, handler, **register_options))
+    skill = core.registry.open(core.registry.build(name, handler, **register_options))
     try:
         yield
     finally:
         report: JsonObject = {}
-        was_pushed = any(pushed is layer for pushed in core.pushed_layers)
-        if core.registry.close(layer) and was_pushed and not core.draft:
+        was_pushed = any(pushed is skill for pushed in core.pushed_skills)
+        if core.registry.close(skill) and was_pushed and not core.draft:
             try:
                 report = await change_catalog(core, 10.0, wait=False)
             except Exception as error:  # noqa: BLE001 - the body's own error must not be hidden by this one
@@ -432,7 +432,7 @@ async def window(
         if report.get("status") == "failed":
             core.note(
                 "catalog_sync_failed",
-                f"the catalog was not changed when `{layer.skill.qualified_name}` was left: "
+                f"the catalog was not changed when `{skill.qualified_name}` was left: "
                 f"{report.get('error') or report.get('reason')}",
                 fix="call prepare_catalog",
             )
@@ -444,8 +444,8 @@ async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: boo
     With *wait* the change is made once the thread is idle, and where no rollout file exists yet, it is bootstrapped.
     """
     core.live()
-    layers, backend = core.registry.layers(), core.owner.backend
-    tools = wire_tools(layer.skill for layer in layers)
+    skills, backend = core.registry.skills(), core.owner.backend
+    tools = wire_tools(skills)
     if not tools and core.pushed is None:
         core.last_catalog = {"status": "noop", "sessionId": core.session_id}
         return dict(core.last_catalog)
@@ -455,7 +455,7 @@ async def change_catalog(core: SessionCore, timeout_seconds: float, *, wait: boo
     else:
         report = await _by_resume(core, tools, timeout_seconds, prepare=wait)
     if report.get("status") in {"ok", "noop"} or (report.get("status") == "deferred" and report.get("pending")):
-        core.remember_pushed(tools, layers)
+        core.remember_pushed(tools, skills)
     core.last_catalog = copy.deepcopy(report)
     successor = report.get("new_session_id")
     if isinstance(successor, str) and backend is not None:

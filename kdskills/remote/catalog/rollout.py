@@ -24,14 +24,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from kdskills.remote.ports import JsonObject
+from kdskills.skills.private_files import replace_file
 
 BACKUP_SUFFIX = ".kdskills.bak"
 LOCK_SUFFIX = ".kdskills.lock"
-MAX_HEAD_BYTES = 64 * 1024 * 1024
-"""A first line longer than this is not changed."""
+MAX_HEAD_BYTES = 64 * 1024 * 1024  # a first line longer than this is not changed
 
 ROOM_BYTES = 16 * 1024
 """Blanks appended to a first line that grows, so that the next catalogs fit without moving what follows."""
@@ -132,15 +132,7 @@ def _meta(line: bytes) -> JsonObject | None:
 
 def back_up(head: Head) -> None:
     """Write the old line beside the file, for its owner's eyes only, and make sure it is on the disk."""
-    temporary = _neighbour(head.path)
-    try:
-        with _new_file(temporary) as file:
-            file.write(head.line)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(backup_of(head.path))
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(backup_of(head.path), head.line, durable=True)
     _sync_folder(head.path.parent)
 
 
@@ -153,11 +145,11 @@ def stage(head: Head, line: bytes) -> Path:
 
 
 def _rewritten(path: Path, line: bytes, head: Head | None = None) -> Path:
-    temporary = _neighbour(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.kdskills.tmp")
     try:
         with (
             os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as old,
-            _new_file(temporary) as new,
+            os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as new,
         ):
             info, old_line = os.fstat(old.fileno()), old.readline()
             if head is not None:
@@ -266,14 +258,6 @@ def response_items(path: Path) -> list[JsonObject]:
 def _check_unchanged(head: Head, info: os.stat_result, line: bytes) -> None:
     if _stamp(info) != head.stamp or line != head.line:
         raise ChangedUnderneath("the rollout changed while its first line was replaced")
-
-
-def _neighbour(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.kdskills.tmp")
-
-
-def _new_file(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
 
 
 def _sync_folder(folder: Path) -> None:

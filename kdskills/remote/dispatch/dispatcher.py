@@ -40,14 +40,10 @@ NO_JOURNAL: Final = "not run: the journal of calls does not answer"
 
 FIRST_LOOK_S: Final = 0.005
 LAST_LOOK_S: Final = 0.2
-AWAY_S: Final = 30.0
-"""How long a waiting call tolerates a journal that does not answer."""
-NO_SESSION_S: Final = 30.0
-"""How long a worker without the session leaves a call to others."""
-NO_SKILL_S: Final = 1.0
-"""How long a worker with the session, but without the skill, leaves a call to others."""
-ACCEPTED_KEPT: Final = 65_536
-"""Answers that are remembered as accepted; the oldest go first."""
+AWAY_S: Final = 30.0  # how long a waiting call tolerates a journal that does not answer
+NO_SESSION_S: Final = 30.0  # how long a worker without the session leaves a call to others
+NO_SKILL_S: Final = 1.0  # how long a worker with the session, but without the skill, leaves a call to others
+ACCEPTED_KEPT: Final = 65_536  # answers that are remembered as accepted; the oldest go first
 LEASE_S: Final = 6.0
 RENEW_S: Final = 2.0
 WRITE_TRIES: Final = 3

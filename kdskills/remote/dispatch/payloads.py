@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from kdskills.models import MASK, MIN_TEXT, Redactor
 from kdskills.remote.names import qualify
 from kdskills.remote.ports import JournalRow, JsonObject, StoredAnswer
-from kdskills.skills.private_files import private_folder
+from kdskills.skills.private_files import private_folder, replace_file
 
 OUTCOME_UNKNOWN: Final = "outcome unknown: the worker stopped before recording a result"
 
@@ -139,8 +140,7 @@ def _masked(match: re.Match[str]) -> str:
     return f"{match[1]}{quote[0]}{MASK}{quote[0]}" if quote else f"{match[1]}{MASK}"
 
 
-KEPT_S: Final = 7 * 86_400.0
-"""Files older than this are deleted when another one is written."""
+KEPT_S: Final = 7 * 86_400.0  # files older than this are deleted when another one is written
 
 
 class Spool:
@@ -152,29 +152,16 @@ class Spool:
     def keep(self, text: str) -> str:
         """Write *text* whole and return the file's path. Raises OSError."""
         private_folder(self.folder)
-        self._sweep()
+        for path in self.folder.glob("*.txt*"):
+            with suppress(FileNotFoundError):  # another worker swept it
+                if path.stat().st_mtime < time.time() - KEPT_S:
+                    path.unlink()
         path = self.folder / f"{int(time.time())}-{secrets.token_hex(8)}.txt"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(text.encode("utf-8", "replace"))
-        except OSError:
-            path.unlink(missing_ok=True)  # half a text would be taken for the whole
-            raise
+        replace_file(path, text.encode("utf-8", "replace"))  # in one step: half a text would be taken for the whole
         return str(path)
 
-    def _sweep(self) -> None:
-        before = time.time() - KEPT_S
-        for path in self.folder.glob("*.txt"):
-            try:
-                if path.stat().st_mtime < before:
-                    path.unlink()
-            except FileNotFoundError:  # another worker swept it
-                continue
 
-
-MAX_NESTING: Final = 100
-"""Deepest nesting of a value; a value that contains itself is deeper."""
+MAX_NESTING: Final = 100  # deepest nesting of a value; a value that contains itself is deeper
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 

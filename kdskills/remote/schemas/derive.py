@@ -165,15 +165,6 @@ def _signature(handler: Callable[..., Any]) -> inspect.Signature:
         return inspect.Signature()
 
 
-def parameters_of(handler: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return a handler's parameters with resolved annotations."""
-    names, local = _scope_of(handler)
-    return [
-        p if p.annotation is p.empty else p.replace(annotation=resolve(p.annotation, names, local))
-        for p in _signature(handler).parameters.values()
-    ]
-
-
 def return_of(handler: Callable[..., Any]) -> Any:
     """Return what a handler says it returns, coroutines unwrapped; `inspect.Signature.empty` when it says nothing."""
     annotation = _signature(handler).return_annotation
@@ -327,14 +318,10 @@ def _from_base64(value: Any) -> bytes:
         raise ValueError("not base64") from error
 
 
-def _integer(value: Any) -> Any:
-    """Return 3 for 3.0, which JSON Schema counts as an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 SCALARS: tuple[tuple[type, JsonObject, Callable[[Any], Any] | None], ...] = (
     (bool, {"type": "boolean"}, None),
-    (int, {"type": "integer"}, _integer),
+    # 3.0 is an integer for JSON Schema
+    (int, {"type": "integer"}, lambda value: int(value) if isinstance(value, float) and value.is_integer() else value),
     (float, {"type": "number"}, None),
     (str, {"type": "string"}, None),
     (bytes, {"type": "string", "contentEncoding": "base64"}, _from_base64),
@@ -624,7 +611,11 @@ def derive(
     if not text and not inspect.isroutine(handler) and not isinstance(handler, functools.partial):
         text = inspect.getdoc(type(handler))  # a callable object may have its docstring at its class
     doc = parse_docstring(text)
-    parameters = parameters_of(handler)
+    names, local = _scope_of(handler)
+    parameters = [
+        p if p.annotation is p.empty else p.replace(annotation=resolve(p.annotation, names, local))
+        for p in _signature(handler).parameters.values()
+    ]
     named = [p for p in parameters if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     call = next((p.name for p in named if is_call(p.annotation)), None)
     coerce: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
