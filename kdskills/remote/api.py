@@ -190,8 +190,6 @@ class FacadeMethods(Generic[S]):
         # A worker that does not serve the session waits before it refuses, because another one may serve it.
         served = core or SessionCore(self._core, session_id)
         call = turns.call_of_signal(served, signal)
-        if call is None:
-            return None
         return await turns.respond(served, call, turns.SubmitOptions(), knows_session=core is not None)
 
     async def turn_ended(self, session_id: str, turn_id: str, status: str) -> None:

@@ -126,20 +126,9 @@ class RemoteSkillRegistry:
             message = f"the description of `{name}` cannot be sent: {error.reason} at character {error.start}"
             advice = "describe it in characters that exist"
             raise CatalogError(message, rule="description_text", suggestion=advice) from error
-        return RemoteSkill(
-            name,
-            handler,
-            model_text,
-            derived.input_schema,
-            derived.output_schema,
-            namespace,
-            deadline_seconds,
-            idempotent,
-            defer_loading,
-            derived.output_description,
-            derived.coerce or dict,
-            derived.call_parameter,
-        )
+        options = {"deadline_seconds": deadline_seconds, "idempotent": idempotent, "defer_loading": defer_loading}
+        facts = derived._asdict() | options | {"description": model_text, "namespace": namespace}
+        return RemoteSkill(name, handler, **facts)
 
     def register(self, skill: RemoteSkill) -> RemoteSkill:
         """Register the base of the skill's name; a replaced base keeps its position. Raises CatalogError."""

@@ -275,8 +275,7 @@ class AsyncRemoteSkillSession(SessionHandle):
         """Answer the call a signal carries; None, and nothing run, when it is none of this session's."""
         self._core.live()
         call = turns.call_of_signal(self._core, signal) if self.matches_signal(signal) else None
-        options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return None if call is None else await turns.respond(self._core, call, options)
+        return await turns.respond(self._core, call, SubmitOptions(max_submit_attempts, retry_delay_seconds))
 
     async def respond_to_pending_call(
         self, row: Mapping[str, Any], *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05
@@ -284,8 +283,7 @@ class AsyncRemoteSkillSession(SessionHandle):
         """Answer the call of a pending row; None when it is another thread's or names no tool."""
         self._core.live()
         call = turns.call_of_row(self._core, row)
-        options = SubmitOptions(max_submit_attempts, retry_delay_seconds)
-        return None if call is None else await turns.respond(self._core, call, options)
+        return await turns.respond(self._core, call, SubmitOptions(max_submit_attempts, retry_delay_seconds))
 
     async def drain_pending_calls(
         self, *, max_submit_attempts: int = 3, retry_delay_seconds: float = 0.05

@@ -93,9 +93,11 @@ def call_of_row(core: SessionCore, row: Mapping[str, Any]) -> IncomingCall | Non
 
 
 async def respond(
-    core: SessionCore, call: IncomingCall, options: SubmitOptions, *, knows_session: bool = True
-) -> RemoteSkillDispatch:
-    """Run one call and submit its answer."""
+    core: SessionCore, call: IncomingCall | None, options: SubmitOptions, *, knows_session: bool = True
+) -> RemoteSkillDispatch | None:
+    """Run one call, if there is one, and submit its answer."""
+    if call is None:
+        return None
     (dispatch,) = await _answer_all(core, [call], options, knows_session=knows_session)
     return dispatch
 

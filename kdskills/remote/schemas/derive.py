@@ -24,7 +24,7 @@ from decimal import Decimal
 from enum import Enum, Flag
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, ForwardRef, Literal, NotRequired, Required, TypeVar
+from typing import Annotated, Any, ClassVar, Final, ForwardRef, Literal, NamedTuple, NotRequired, Required, TypeVar
 from uuid import UUID
 
 from pydantic import AliasChoices, BaseModel, RootModel, ValidationError
@@ -591,15 +591,14 @@ def _member_of_union(members: tuple[Any, ...], value: Any, path: str) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """The derived facts about a handler, as `RemoteSkill` has them; `coerce` is None where nothing is to be converted."""
+class Derived(NamedTuple):
+    """The derived facts about a handler, as `RemoteSkill` has them."""
 
     description: str | None
     input_schema: JsonObject
     output_schema: JsonObject | None
     output_description: str | None
-    coerce: Callable[[Mapping[str, Any]], dict[str, Any]] | None
+    coerce: Callable[[Mapping[str, Any]], dict[str, Any]]
     call_parameter: str | None
 
 
@@ -618,7 +617,7 @@ def derive(
     ]
     named = [p for p in parameters if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     call = next((p.name for p in named if is_call(p.annotation)), None)
-    coerce: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    coerce: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     if isinstance(input_schema, dict):
         schema = _explained(checked_schema(input_schema, f"input_schema of `{name}`"), doc)
     elif any(p.annotation is not p.empty for p in parameters):
