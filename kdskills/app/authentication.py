@@ -46,7 +46,7 @@ def on_loopback(host: str) -> bool:
 
 
 async def of_header(storage: Storage, header: str | None, *, open_on_loopback: bool) -> Identity:
-    """Return who an Authorization header says calls, for doors without a project in their path. Raises Unauthenticated."""
+    """Return who a header says calls, for doors without a project in their path. Raises Unauthenticated."""
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         caller = await storage.tokens.authenticate(token.strip())
@@ -68,8 +68,8 @@ EVERYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - what is lis
 def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
     """Return the names a service is called by, whose pages may call it; loopback and addresses are known by themselves.
 
-    The address that is listened on is none of them: a page of another port there is another program's. *names* are those
-    of the setting `host_names`.
+    The address that is listened on is none of them: a page of another port there is another program's. *names* are
+    those of the setting `host_names`.
     """
     listened = () if _plain(listen) == "localhost" or _address_of(_plain(listen)) is not None else (listen,)
     return frozenset(_plain(name) for name in (*listened, *names)) - EVERYWHERE
@@ -78,9 +78,8 @@ def answered_names(listen: str, names: Iterable[str]) -> frozenset[str]:
 def require_own_origin(scope: Mapping[str, Any], names: Collection[str]) -> None:
     """Refuse a request, as ASGI has it, for another host than *names* or of another site's page.
 
-    Raises:
-        CallRefused: `host_refused` when the header Host is missing, doubled or names another host; `origin_refused` when a
-            page of another origin sent it.
+    Raises CallRefused: `host_refused` when the header Host is missing, doubled or names another host; `origin_refused`
+    when a page of another origin sent it.
     """
     hosts = _values(scope, b"host")
     host = _authority(f"http://{hosts[0]}") if len(hosts) == 1 else None

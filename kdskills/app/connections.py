@@ -1,8 +1,8 @@
 """Connections of a server over HTTP: a bounded number, each with deadlines, and room kept for questions about health.
 
-A peer that sends no request costs a connection and nothing else, so connections without one are the first to go when all
-are taken: the one that has waited longest makes room for the newest. Those with a request are never cut for others; when
-all have one, a few more are let in that are answered about health only. See docs/how-to/run-the-service.md.
+A peer that sends no request costs a connection and nothing else, so connections without one are the first to go when
+all are taken: the one that has waited longest makes room for the newest. Those with a request are never cut for others;
+when all have one, a few more are let in that are answered about health only. See docs/how-to/run-the-service.md.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def most_connections() -> int:
 class Crowd:
     """The connections of one server: at most `most`, without it as many as open files allow.
 
-    A connection has `header_s` for the head of a request, from its first byte or its opening on; a body may stand still for
-    `body_s`.
+    A connection has `header_s` for the head of a request, from its first byte or its opening on; a body may stand still
+    for `body_s`.
     """
 
     def __init__(self, *, most: int | None = None, header_s: float = 10.0, body_s: float = 30.0) -> None:

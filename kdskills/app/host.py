@@ -20,7 +20,7 @@ from kdskills.app.logs import Sparingly, Telemetry
 from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
-from kdskills.app.plugins import Filter, HookAnswers, PluginManager, Registers, collect, make_part, plugin_manager
+from kdskills.app.plugins import Filter, HookAnswers, Registers, collect, make_part, plugin_manager
 from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring, Storage
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
@@ -66,10 +66,8 @@ class Host(OperationCalls):
         self, settings: Settings | None = None, *, plugins: Sequence[object] = (), entry_points: bool | None = None
     ) -> None:
         self.settings = settings if settings is not None else Settings.load()
-        load_installed = self.settings.entry_points if entry_points is None else entry_points
-        self.plugins: PluginManager = plugin_manager(
-            *plugins, entry_points=load_installed, blocked=self.settings.plugins_blocked
-        )
+        installed = self.settings.entry_points if entry_points is None else entry_points
+        self.plugins = plugin_manager(*plugins, entry_points=installed, blocked=self.settings.plugins_blocked)
         self.registers: Registers = collect(self.plugins)
         self.answers = HookAnswers(self.plugins)
         self.telemetry = Telemetry()
@@ -130,10 +128,7 @@ class Host(OperationCalls):
     def session_store(self, url: str) -> SessionStore:
         """Open the session store at *url*, such as `sqlite:///sessions.db`; its scheme names the plugin.
 
-        Raises:
-            UnknownName: No plugin registered the scheme.
-            PluginFailed: The plugin's factory raised, or made no store.
-            StoreUnavailable: The store does not answer.
+        Raises UnknownName for a scheme that no plugin registered, PluginFailed and StoreUnavailable.
         """
         from kdskills.session import SessionStore
 
@@ -157,12 +152,9 @@ class Host(OperationCalls):
     def subsystem(
         self, bundle: Bundle | None, *, roots: Sequence[SkillRoot] = (), filters: Sequence[Filter] = ()
     ) -> SkillsSubsystem:
-        """Return the skills of *bundle*, or of none, with the plugins' roots and filters in force.
+        """Return the skills of *bundle*, or of none, with the plugins' and further roots and filters in force.
 
-        Args:
-            bundle: The bundle.
-            roots: Further roots.
-            filters: Further filters; as every filter, they deny and never reveal.
+        Every filter denies and never reveals.
         """
         options: dict[str, Any] = {} if self.settings.index_dir is None else {"index_dir": self.settings.index_dir}
         descriptor = SkillsDescriptor(custom_skills_root=None) if bundle is None else bundle.descriptor
@@ -210,11 +202,7 @@ class Host(OperationCalls):
     async def publication(
         self, identity: Identity, cached_entries: dict[tuple[str, str], PublishedEntry]
     ) -> Publication:
-        """Return what a caller's view of its project publishes; *cached_entries* holds entries from one call to the next.
-
-        Raises:
-            BadRequest: `no_bundle`.
-        """
+        """Return what a caller's view of its project publishes. Raises as `project_skills`."""
         from kdskills.app.publication import Publication
 
         skills = await self.project_skills(identity.project)
@@ -222,12 +210,7 @@ class Host(OperationCalls):
         return Publication(view, cached_entries, starter="code" if identity.sees_all else identity.starter)
 
     async def project_skills(self, project: str) -> ProjectSkills:
-        """Return the skills of a project.
-
-        Raises:
-            BadRequest: `no_bundle`; nothing is known of the project, and it has none.
-            BundleError: Its bundle cannot be loaded.
-        """
+        """Return the skills of a project. Raises BundleError, and BadRequest, `no_bundle`, when it is not known."""
         if self.storage.present:
             skills = await self.storage.projects.known_skills(project)
             if skills is not None:
@@ -291,11 +274,7 @@ class Host(OperationCalls):
 
     @contextmanager
     def telling_operator(self) -> Iterator[None]:
-        """Log what the operator must mend, once in a while; a full disk is an error with a code.
-
-        Raises:
-            StorageFull: There was no room on a disk.
-        """
+        """Log what the operator must mend, once in a while; a full disk raises StorageFull."""
         from kdskills.storage.folder import telling_full_disk
 
         try:

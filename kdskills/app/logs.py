@@ -45,7 +45,7 @@ OURS: Final = ("kdskills", "uvicorn.error")
 
 
 class Sparingly:
-    """Lets a thing be said at once, and then once in an interval: what a peer or a full disk causes comes a thousandfold."""
+    """Lets a thing be said at once, then once in an interval: what a peer or full disk causes comes a thousandfold."""
 
     def __init__(self, every_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s = every_s
@@ -116,7 +116,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterator[None]:
-    """Write what the service and its server log as JSON lines, for the length of the block; to standard error by default."""
+    """Write what the service and its server log as JSON lines during the block; to standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines())
     root, before = logging.getLogger(), {name: logging.getLogger(name).level for name in OURS}
@@ -132,7 +132,7 @@ def json_logs(stream: TextIO | None = None, level: int = logging.INFO) -> Iterat
 
 
 def be_called(words: str) -> None:
-    """Give this process a title, `kdskills: …`; without the library that does it, it keeps the words it was started with."""
+    """Give this process a title, `kdskills: …`; without the library that does it, it keeps its command line."""
     try:
         from setproctitle import setproctitle
     except ImportError:  # of the extras for background work and the service; nothing but the sight of it depends on it

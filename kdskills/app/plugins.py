@@ -40,32 +40,17 @@ OPERATION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}(\.[a-z][a-z0-9_]{0,62}
 class OperationRegister(Register["Operation"]):
     """Takes operations of plugins; shipped names and reserved ones are not to be had, whatever order plugins come in."""
 
-    def __init__(self) -> None:
-        super().__init__("operation", _no_operation)
-
     def __call__(self, name: str, entry: Operation) -> None:
-        """Add an operation.
-
-        Raises:
-            PluginInvalid: The name is none, or not the operation's own.
-            NameTaken: `name_reserved`, or another plugin has it.
-        """
-        from kdskills.app.operations import OPERATIONS
-        from kdskills.app.operations.table import Operation
+        """Add an operation. Raises PluginInvalid and NameTaken, for reserved names with the code `name_reserved`."""
+        from kdskills.app.operations import OPERATIONS, Operation
 
         if isinstance(entry, Operation):
             if not OPERATION_NAME.fullmatch(name) or name != entry.name:
-                message = (
-                    f"{name!r} is no name of an operation: words in lower case joined by dots, as in `acme.report`"
-                )
-                raise PluginInvalid(message, plugin=name)
+                form = "words in lower case joined by dots, as in `acme.report`"
+                raise PluginInvalid(f"{name!r} is no name of an operation: {form}", plugin=name)
             if name.startswith(RESERVED) or name in OPERATIONS:
-                raise NameTaken(
-                    f"the operation {name!r} is kdskills' own, and so is all that begins with {' or '.join(RESERVED)}",
-                    code="name_reserved",
-                    name=name,
-                    kind=self.kind,
-                )
+                own = f"kdskills' own, and so is all that begins with {' or '.join(RESERVED)}"
+                raise NameTaken(f"the operation {name!r} is {own}", code="name_reserved", name=name, kind=self.kind)
         super().__call__(name, entry)
 
 
@@ -108,12 +93,7 @@ class PluginManager(pluggy.PluginManager):
         return next(name for name in names if self.get_plugin(name) is None)
 
     def register(self, plugin: Any, name: str | None = None) -> str | None:
-        """Register *plugin*.
-
-        Raises:
-            PluginInvalid: A hook of it is async, a wrapper, unknown, or takes an argument the hook does not have; or it is
-                registered already.
-        """
+        """Register *plugin*. Raises PluginInvalid when it is registered, or hooks are async, wrappers or unknown."""
         plugin_name = name or self.get_canonical_name(plugin)
         try:
             registered = super().register(plugin, name)
@@ -131,18 +111,13 @@ class PluginManager(pluggy.PluginManager):
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise pluggy.PluginValidationError(plugin, f"{name} is async, but hooks are called, not awaited")
         if opts["wrapper"] or opts["hookwrapper"]:
-            raise pluggy.PluginValidationError(
-                plugin, f"{name} is a wrapper, which could take back what another plugin refuses"
-            )
+            message = f"{name} is a wrapper, which could take back what another plugin refuses"
+            raise pluggy.PluginValidationError(plugin, message)
         return opts
 
 
 def plugin_manager(*extra: object, entry_points: bool = True, blocked: Sequence[str] = ()) -> PluginManager:
-    """Return a manager holding the shipped plugins, installed ones, then *extra*.
-
-    Raises:
-        PluginInvalid: A plugin cannot be imported or one of its hooks cannot be called.
-    """
+    """Return a manager holding the shipped plugins, installed ones, then *extra*. Raises PluginInvalid."""
     pm = PluginManager()
     for name in blocked:
         pm.set_blocked(name)
@@ -169,11 +144,11 @@ def _installed(point: metadata.EntryPoint) -> object:
 
 
 class HookAnswers:
-    """The one place where hooks are called: asks them and combines what plugins answer, by the rule in each hook's docstring.
+    """The one place where hooks are called, and their answers combined by the rule in each hook's docstring.
 
-    What a plugin raises or answers wrongly is told with its name. Filters are monotone: hidden is the union of all answers,
-    one denial denies, so the order of plugins cannot open a hole. A filter that fails closes: nothing is granted until its
-    plugin works or is taken out.
+    What a plugin raises or answers wrongly is told with its name. Filters are monotone: hidden is the union of all
+    answers, one denial denies, so the order of plugins cannot open a hole. A filter that fails closes: nothing is
+    granted until its plugin works or is taken out.
     """
 
     def __init__(self, pm: PluginManager) -> None:
@@ -182,13 +157,8 @@ class HookAnswers:
     def answers(self, hook: str, accept: Callable[[Any], T | None], **arguments: Any) -> list[T]:
         """Return the answers of all plugins in the order they were registered, without those that are None.
 
-        Args:
-            hook: Name of the hook.
-            accept: Returns an answer as it is used, or None for one that is no answer to this hook.
-            **arguments: Arguments of the hook by name.
-
-        Raises:
-            PluginFailed: A plugin raised, or gave what *accept* does not take.
+        *accept* returns an answer as it is used, or None for one that is no answer to this hook.
+        Raises PluginFailed: a plugin raised, or gave what *accept* does not take.
         """
         answers = (self._ask(hook, call, accept, arguments) for call in reversed(self._calls(hook)))
         return [answer for answer in answers if answer is not None]
@@ -202,11 +172,7 @@ class HookAnswers:
         return None
 
     def tell(self, hook: str, **arguments: Any) -> None:
-        """Call *hook* of every plugin; one that fails keeps no other from being told.
-
-        Raises:
-            PluginFailed: One or several failed; all are named.
-        """
+        """Call *hook* of every plugin, although some fail. Raises PluginFailed, which names all that did."""
         failures: list[PluginFailed] = []
         for call in reversed(self._calls(hook)):
             try:
@@ -220,13 +186,7 @@ class HookAnswers:
             raise failures[0]
 
     def register(self, hook: str, register: Register[Any]) -> None:
-        """Let every plugin add to *register*.
-
-        Raises:
-            PluginInvalid: What a plugin registers cannot be used.
-            NameTaken: Two plugins claim one name.
-            PluginFailed: A plugin raised.
-        """
+        """Let every plugin add to *register*. Raises PluginInvalid, NameTaken for a second claim, and PluginFailed."""
         for call in reversed(self._calls(hook)):
             register.plugin = call.plugin_name
             try:
@@ -313,13 +273,8 @@ _FILTERS: Final = frozenset({"kdskills_hide_skills", "kdskills_deny"})
 
 def plugin_failed(plugin: str, hook: str, expected: str, problem: str) -> PluginFailed:
     """Return the error of a plugin that failed, and write it to the log for the operator."""
-    error = PluginFailed(
-        f"plugin {plugin} failed in {hook}: {problem}; expected {expected}",
-        plugin=plugin,
-        hook=hook,
-        expected=expected,
-        found=problem,
-    )
+    message = f"plugin {plugin} failed in {hook}: {problem}; expected {expected}"
+    error = PluginFailed(message, plugin=plugin, hook=hook, expected=expected, found=problem)
     _LOG.error("%s", error.message)
     return error
 
@@ -351,20 +306,14 @@ class Registers:
 
 
 def collect(pm: PluginManager) -> Registers:
-    """Let every plugin register what it brings.
-
-    Raises:
-        NameTaken: Two plugins claim one name.
-        PluginInvalid: What a plugin registers cannot be used.
-        PluginFailed: A plugin raised.
-    """
+    """Let every plugin register what it brings. Raises as `HookAnswers.register`."""
     registers = Registers(
         Register("executor", _no_factory),
         Register("model", _no_factory),
         Register("store", _no_factory),
         Register("tool", _no_tool),
         Register("interpreter", _no_interpreter),
-        OperationRegister(),
+        OperationRegister("operation", _no_operation),
     )
     answers = HookAnswers(pm)
     for field in fields(registers):
@@ -403,9 +352,7 @@ def _no_interpreter(name: str, entry: object) -> str | None:
 def make_part(register: Register[Callable[..., T]], name: str, expected: type[Any], *arguments: Any) -> T:
     """Return what the factory registered under *name* makes of *arguments*, held to the protocol *expected*.
 
-    Raises:
-        UnknownName: Nobody registered the name.
-        PluginFailed: The factory raised, or made something else.
+    Raises UnknownName where nobody registered the name, and PluginFailed.
     """
     factory = register[name]
     plugin, hook = register.plugin_of(name) or "unknown", f"kdskills_register_{register.kind}s"

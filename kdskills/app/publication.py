@@ -11,9 +11,10 @@ import json
 import mimetypes
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kdskills.errors import Diagnostic, FileRefused, NotFound, RootChanged, RootMissing
@@ -51,9 +52,8 @@ class PublishedFile:
     @property
     def media_type(self) -> str:
         """What the file's name says it is."""
-        if self.path.endswith(".md"):
-            return "text/markdown"
-        return mimetypes.guess_type(self.path)[0] or "application/octet-stream"
+        usual = mimetypes.guess_type(self.path)[0] or "application/octet-stream"
+        return "text/markdown" if self.path.endswith(".md") else usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,7 @@ class PublishedEntry:
         return self.uri.removesuffix(f"/{SKILL_FILE}")
 
 
-@dataclass(frozen=True, slots=True)
-class Child:
+class Child(NamedTuple):
     """A direct child of a directory."""
 
     uri: str
@@ -121,12 +120,10 @@ class Publication:
         namespace, _, path = uri.removeprefix("skill://").partition("/")
         name, _, file = path.partition("/")
         skill = self.view.skills.get(f"{namespace}.{name}")
-        if not uri.startswith("skill://") or file != SKILL_FILE or skill is None:
-            raise NotFound(NOT_FOUND)
-        try:
-            return self._entry(skill)
-        except Unpublishable as reason:
-            raise NotFound(NOT_FOUND) from reason
+        with suppress(Unpublishable):
+            if uri.startswith("skill://") and file == SKILL_FILE and skill is not None:
+                return self._entry(skill)
+        raise NotFound(NOT_FOUND)
 
     def owner(self, uri: str) -> PublishedEntry:
         """Return the skill a file or directory belongs to. Raises NotFound."""

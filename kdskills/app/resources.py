@@ -15,11 +15,7 @@ def shipped_folders() -> tuple[Path, ...]:
 
 
 def shipped_bundle(name: str) -> Path:
-    """Return the folder of the shipped bundle *name*.
-
-    Raises:
-        BadRequest: `bundle_missing`; the message names those there are.
-    """
+    """Return the folder of the shipped bundle *name*. Raises BadRequest, `bundle_missing`."""
     for folder in shipped_folders():
         if (folder / name / "skills").is_dir():
             return folder / name

@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
@@ -70,11 +71,9 @@ def user_config() -> Path | None:
     A variable that moves this file could switch the wall off. None for a uid without an account,
     as containers have them.
     """
-    try:
-        account = pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return None
-    return Path(account.pw_dir) / ".config" / "kdskills" / "config.toml"
+    with suppress(KeyError):
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".config" / "kdskills" / "config.toml"
+    return None
 
 
 def config_files() -> tuple[Path, ...]:
@@ -108,11 +107,7 @@ class BusSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """What the operator decides. Order of strength: arguments, `KDSKILLS_*` variables, the user's file, the system's file.
-
-    Raises:
-        SettingsInvalid: From `load`, for unknown keys and wrong values.
-    """
+    """What the operator decides. Strongest first: arguments, `KDSKILLS_*` variables, the user's file, the system's."""
 
     model_config = SettingsConfigDict(env_prefix="KDSKILLS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
@@ -238,14 +233,11 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, *files: StrPath, **changes: object) -> Self:
-        """Read the settings.
+        """Read the settings. Raises SettingsInvalid.
 
         Args:
             *files: Settings files, the strongest first; none given means the user's and the system's.
             **changes: Values that beat every file and variable.
-
-        Raises:
-            SettingsInvalid: A file cannot be read, or a value is not understood.
         """
         chosen = tuple(path_argument(file, "files") for file in files) or config_files()
         try:
@@ -314,18 +306,12 @@ def known_variables() -> frozenset[str]:
 
 
 def _check_variables(environ: Mapping[str, str]) -> None:
-    """Refuse variables of no setting, and lists and tables that are no JSON.
-
-    Raises:
-        SettingsInvalid: With the nearest name, with what the variable must be, or with the files that may set it.
-    """
+    """Refuse variables of no setting, and lists and tables that are no JSON; say what must be instead, or where."""
     forbidden = sorted(name for name in FILE_ONLY if variable_of(name) in {variable.upper() for variable in environ})
     if forbidden:
         names = ", ".join(map(variable_of, forbidden))
-        raise SettingsInvalid(
-            f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}",
-            errors=dict.fromkeys(forbidden, "settings file only"),
-        )
+        message = f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}"
+        raise SettingsInvalid(message, errors=dict.fromkeys(forbidden, "settings file only"))
     fields = {variable_of(name): field for name, field in setting_rows()}
     tables = tuple(f"{name}__" for name, field in fields.items() if kind_of(field) == "table")
     problems = {}

@@ -89,8 +89,8 @@ class Tokens:
     ) -> tuple[IssuedToken, str]:
         """Make a token, and its project if that is not there; return it with its text, which is kept nowhere.
 
-        All up to *tools* is what `Identity` has of a caller with it; *who* and *request_id* are for the audit row. The token
-        may do nothing that *maker* may not.
+        All up to *tools* is what `Identity` has of a caller with it; *who* and *request_id* are for the audit row. The
+        token may do nothing that *maker* may not.
 
         Raises:
             BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.

@@ -66,9 +66,7 @@ def measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
     now, tasks, workers = utc_now(), tables.tasks, tables.workers
     counted = sa.select(tasks.c.status, sa.func.count()).where(tasks.c.status.in_(LIVE)).group_by(tasks.c.status)
     depth = dict.fromkeys(LIVE, 0) | {str(state): int(count) for state, count in link.execute(counted)}
-    beats = [
-        int(beat) for beat in link.execute(sa.select(workers.c.beat_at).where(workers.c.state != "dead")).scalars()
-    ]
+    beats = [*map(int, link.execute(sa.select(workers.c.beat_at).where(workers.c.state != "dead")).scalars())]
     ended = (
         sa.select(tasks.c.spec, tasks.c.status, tasks.c.started_at, tasks.c.finished_at)
         .where(tasks.c.status.in_(sorted(TERMINAL)))
@@ -96,9 +94,7 @@ class NoWorker(OperatorMustAct, code="no_worker"):
 class Readiness:
     """What each part says: `ok`, or the stable code of what is wrong; never words that could tell of this machine.
 
-    Attributes:
-        checks: The words of the parts.
-        notices: What does not keep new work from being taken, though somebody should know.
+    `notices` do not keep new work from being taken, though somebody should know.
     """
 
     checks: Mapping[str, str]
@@ -167,7 +163,7 @@ class Upkeep:
         return sum([await projects.unpin(project, holder) for project, holder in pins if holder not in going])
 
     async def readiness(self, *, patience_s: float = PATIENCE_S) -> Readiness:
-        """Ask the database, the engines, the disk and the store of artifacts at once; each has *patience_s* to answer."""
+        """Ask database, engines, disk and store of artifacts at once; each has *patience_s* to answer."""
         checks = {
             "database": self.storage.database.read(lambda link: link.exec_driver_sql("SELECT 1").scalar()),
             "engine": self.wiring.executor(),

@@ -53,12 +53,9 @@ class HostWiring:
         return make_part(self._models, prefix, ModelProvider, model_name)
 
     async def executor(self, name: str | None = None) -> Executor:
-        """Return the engine of that name, of the settings when omitted; for `auto` the first that works here.
+        """Return the engine of that name, else of the settings; for `auto` the first that works. Raises ExecRefused.
 
         Before its first use what a kdskills that was killed left is ended, and the log says so.
-
-        Raises:
-            ExecRefused: None works, or the named one does not.
         """
         from kdskills.execution.run import choose
 
@@ -80,7 +77,7 @@ class HostWiring:
 
 
 class Storage:
-    """What a Host keeps: its database, its projects and its tokens. Nothing is made on disk before something is asked."""
+    """What a Host keeps: its database, projects and tokens. Nothing is made on disk before something is asked."""
 
     def __init__(self, settings: Settings, build: Build) -> None:
         self._settings = settings

@@ -1,8 +1,8 @@
 """Background work of a Host: where a caller's command runs, submitting within the limits of its token, output, watches.
 
-A watch is one task that looks at heads at intervals; what is watched never knows. Callers with the same key join it; when
-the last of them leaves, it ends. Numbers of events are made from the state's revision, which grows with each change and is
-the same in every process, so that they go on growing in whichever process a watch is taken up again.
+A watch is one task that looks at heads at intervals; what is watched never knows. Callers with the same key join it;
+when the last of them leaves, it ends. Numbers of events are made from the state's revision, which grows with each
+change and is the same in every process, so that they go on growing in whichever process a watch is taken up again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class RunPlace:
 def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...]:
     """Return the skills' folders, pinned as they are now.
 
-    On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals only,
-    and a command whose skill was edited meanwhile is refused there.
+    On one host the copies are mounted from, so that later edits change nothing; a pool of hosts shares the originals
+    only, and a command whose skill was edited meanwhile is refused there.
     """
     mounts = []
     for skill in skills:
@@ -120,17 +120,8 @@ class TooMuchWork(CallerMustAct, code="too_much_work"):
 def require_room(records: WorkRecords, link: sa.Connection, scope: Scope, limit: int, *, additional: int) -> None:
     """Refuse an agent that has too much work; in the transaction that adds to it, the count is exact in every process.
 
-    Work belongs to an agent: tokens of one agent share what they have.
-
-    Args:
-        records: Rows of tasks and jobs.
-        link: The connection.
-        scope: Whose work.
-        limit: The most; 0 for any number.
-        additional: How many are to come: none in the transaction that has added one.
-
-    Raises:
-        TooMuchWork: There would be more than *limit*.
+    Work belongs to an agent: tokens of one agent share what they have. *limit* is 0 for any number, and *additional*
+    how many are to come: none in the transaction that has added one.
     """
     if not limit:
         return
@@ -168,11 +159,7 @@ MAX_EVENTS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one look found.
-
-    `revision` grows with every change of state, `output` counts bytes printed so far, `over` is whether nothing will change any
-    more, and `facts` are what events tell of it.
-    """
+    """What one look found: `revision` grows with every change of state, `output` counts bytes, events tell `facts`."""
 
     revision: int
     output: int
@@ -317,8 +304,7 @@ class Watches:
     def join(self, key: tuple[str, ...] | None, about: str, look: Look, interval_s: float) -> Watch:
         """Return the running watch of *key*, or a new one; without a key always a new one.
 
-        Raises:
-            Conflict: `watch_key_taken`; the key's running watch is of something else.
+        Raises Conflict, `watch_key_taken`, when the key's running watch is of something else.
         """
         if key is None:
             return Watch(about, look, interval_s)
@@ -376,12 +362,9 @@ class WorkService:
     ) -> RunPlace:
         """Return where commands of a skill run for this caller; *tool* and *arguments* are told to policy plugins.
 
-        Raises:
-            NotFound: `unknown_skill`; there is none, or the caller may not have it.
-            CallRefused: `skill_denied`; a policy plugin said no.
-            PluginFailed: A policy plugin could not say.
-            ExecRefused: No engine may be used.
-            Conflict: `skill_changed`; its files cannot be read as they are.
+        Raises NotFound, `unknown_skill`, for what the caller may not have, too; CallRefused, `skill_denied`, and
+        PluginFailed of policy plugins; ExecRefused without an engine; Conflict, `skill_changed`, for files that cannot
+        be read.
         """
         skills = await self.skills_of(identity.project)
         view = skills.subsystem.view(identity.consumer, identity.held_tools)
@@ -424,9 +407,7 @@ class WorkService:
     async def submit(self, identity: Identity, spec: Spec, key: str | None, body: str) -> Any:
         """Submit a task or job, and hold the versions it uses until it is over; return its head.
 
-        Raises:
-            NotFound: An artifact it takes as input is not there for this caller.
-            TooMuchWork: The caller has as much as its token allows.
+        Raises NotFound for an artifact it takes that is not there for this caller, and TooMuchWork.
         """
         token_limit = identity.limits.concurrent_work
         usual = self.settings.concurrent_work if token_limit is None else token_limit
@@ -458,12 +439,7 @@ class WorkService:
     async def _require_possible(
         self, kind: Kind, scope: Scope, key: str | None, commands: Sequence[Command], limit: int
     ) -> None:
-        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already.
-
-        Raises:
-            NotFound: An input artifact is unknown, or another project's.
-            TooMuchWork: There is no room, and large inputs would be kept for nothing.
-        """
+        """Refuse work that cannot be, before anything of it is kept; a call that is repeated has its answer already."""
         files = [file for command in commands for file in command.inputs]
         items = [file.artifact_id for file in files if isinstance(file, FromArtifact)]
         bulky = any(isinstance(file, Inline) and len(file.content_base64) > LARGE for file in files)
@@ -480,11 +456,7 @@ class WorkService:
             await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
 
     async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
-        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key.
-
-        Raises:
-            TooMuchWork: The caller has as much as its token allows.
-        """
+        """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""
         submitting = asyncio.ensure_future(self.submit(identity, spec, key, body))
 
         async def abandon() -> None:  # it may still be submitted; with a key the caller may come back

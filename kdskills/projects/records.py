@@ -45,7 +45,7 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class SkillState:
-    """An uploaded skill of a project: `active` is the version in use, `description` that version's, else the latest one's.
+    """An uploaded skill: `active` is the version in use, `description` that version's, else the latest one's.
 
     Uploading and activating never change `enabled`, without which the gate grants nothing.
     """
@@ -63,7 +63,8 @@ class SkillState:
 class SkillVersion:
     """One version of an uploaded skill, `pins` times held by running work.
 
-    `version` is the hash of the normalised tree, `tree_digest` that without execute bits, as exports and mounts compare it.
+    `version` is the hash of the normalised tree, `tree_digest` that without execute bits, as exports and mounts compare
+    it.
     """
 
     skill: str
@@ -86,7 +87,7 @@ class SkillVersion:
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What an upload came to: `created` is whether the version is new to the project, `active` whether it is in use now."""
+    """What an upload came to: `created` tells whether the version is new, `active` whether it is in use now."""
 
     skill: str
     version: str
@@ -254,8 +255,8 @@ class ProjectRows:
     def in_use(self) -> list[Any]:
         """Return bundle, generation, name, full id, active version and whether it is enabled, a row a skill, sorted by name.
 
-        Every call asks this, so it is one question: a project without skills has one row without a name, one that was never
-        made has none.
+        Every call asks this, so it is one question: a project without skills has one row without a name, one that was
+        never made has none.
         """
         return list(self._link.execute(_IN_USE, {"of": self._project}))
 
@@ -291,8 +292,7 @@ class ProjectRows:
     def claim_skill(self, name: str, full_id: str) -> Any:
         """Make the skill's row, or take it up again if it was deleted; what was said about `enabled` stays.
 
-        Raises:
-            Conflict: `id_taken`; another skill of the project has this full id.
+        Raises Conflict, `id_taken`, when another skill of the project has this full id.
         """
         others = self._of(SKILLS) & (SKILLS.c.full_id == full_id) & (SKILLS.c.name != name)
         holder = self._link.execute(SKILLS.select().where(others, SKILLS.c.deleted_at.is_(None))).first()

@@ -68,10 +68,9 @@ async def to_its_end(step: Coroutine[Any, Any, T]) -> T:
 
 
 async def spool(source: AsyncIterable[bytes], path: Path, limit: int) -> int:
-    """Write *source* to the new file *path*, and return how many bytes it has; beyond *limit* no more are asked for.
+    """Write *source* to the new file *path*, and return how many bytes it has.
 
-    Raises:
-        ArchiveRefused: `archive_too_large`; what was written stays for the caller to remove.
+    Raises ArchiveRefused, `archive_too_large`, beyond *limit*; what was written stays for the caller to remove.
     """
     size = 0
     with await to_its_end(asyncio.to_thread(path.open, "xb")) as out:
@@ -90,8 +89,8 @@ class VersionMissing(OperatorMustAct, code="version_missing"):
 class VersionFolders:
     """Versions on disk: made aside, renamed into place, read-only from then on. What is no coroutine blocks.
 
-    With one machine the folder of versions is all there is. Where *blobs* are a storage several machines share, each version's
-    archive is kept there too, and a machine that lacks a version makes it from the archive::
+    With one machine the folder of versions is all there is. Where *blobs* are a storage several machines share, each
+    version's archive is kept there too, and a machine that lacks a version makes it from the archive::
 
         <state>/projects/<project>/<skill>/<hex>/<skill>/...   a version's files
         <state>/projects/<project>/<skill>/<hex>.zip           its archive
@@ -173,7 +172,7 @@ class VersionFolders:
             scratch.unlink(missing_ok=True)
 
     def sweep(self, rows: Collection[tuple[str, str, str]], *, older_than_s: float = LEFTOVER_S) -> int:
-        """Remove what processes that died have left: scratch, and versions that none of *rows* (project, name, version) names.
+        """Remove what processes that died have left: scratch, and versions that are in none of *rows*.
 
         What is younger than *older_than_s* may belong to an upload under way.
         """
@@ -245,11 +244,11 @@ class Projects:
     """The projects of one installation.
 
     Versions lie in hash-addressed, read-only folders and never change; activation moves one pointer. A crash anywhere
-    leaves either the old state or the new one. *who* and *request_id* are for audit rows. Whatever takes a project's name
-    raises BadRequest, `project_invalid`, for what is none.
+    leaves either the old state or the new one. *who* and *request_id* are for audit rows. Whatever takes a project's
+    name raises BadRequest, `project_invalid`, for what is none.
 
-    The tables of *database* must be there (`kdskills.storage.database`, part `service`). `bundle_of` gives the folder of a
-    project's bundle when its row names none; *blobs* are shared with other machines that have the same database.
+    The tables of *database* must be there (`kdskills.storage.database`, part `service`). `bundle_of` gives the folder
+    of a project's bundle when its row names none; *blobs* are shared with other machines that have the same database.
     """
 
     def __init__(
@@ -291,7 +290,7 @@ class Projects:
         return await self._database.read(records.all_projects)
 
     async def create(self, project: str, *, bundle: Path | None = None, who: str, request_id: str = "") -> Project:
-        """Make a project, or set the bundle of one that is there, an absolute path; None leaves it without one of its own."""
+        """Make a project, or set the bundle, an absolute path, of one that is there; None leaves it without."""
         if bundle is not None and not bundle.is_absolute():
             check_project(project)
             raise BadRequest(f"the bundle's path {str(bundle)!r} is not absolute", code="bundle_path_relative")
@@ -334,7 +333,7 @@ class Projects:
         return await asyncio.to_thread(self._folders.archive, project, name, row.version)
 
     async def file(self, project: str, name: str, path: str, version: str | None = None) -> SkillFile:
-        """Return one file of a version, which must be among those the upload listed: no path leads elsewhere. Raises NotFound."""
+        """Return one of the files the upload of a version listed: no path leads elsewhere. Raises NotFound."""
         row = await self.version(project, name, version)
         for file in row.files:
             if file.path == path:
@@ -342,7 +341,7 @@ class Projects:
         raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=row.version, path=path)
 
     async def skills(self, project: str) -> ProjectSkills:
-        """Return all agents of a project may be granted: built-in, plugins', the bundle's, uploaded skills. Raises BundleError."""
+        """Return all that agents may be granted: built-in, plugins', the bundle's, uploaded. Raises BundleError."""
         skills = await self._skills(project, existing_only=False)
         assert skills is not None
         return skills
@@ -393,10 +392,10 @@ class Projects:
         return await asyncio.to_thread(skills.subsystem.view, consumer, tools, include_internal=include_internal)
 
     def hold(self, link: sa.Connection, project: str, holder: str, versions: Mapping[str, str]) -> None:
-        """Let work hold the versions it uses, by the skill's name, in the transaction of *link*, which may be another's.
+        """Let work hold the versions it uses, by skill, in the transaction of *link*, which may be another's.
 
-        They stay although others become active or the skill is deleted. One that is gone is logged: retention keeps what
-        was active lately anyway.
+        They stay although others become active or the skill is deleted. One that is gone is logged: retention keeps
+        what was active lately anyway.
         """
         rows = ProjectRows(link, project, self._clock())
         for name, version in sorted(versions.items()):  # in one order: holders of several must not wait for each other
@@ -422,12 +421,8 @@ class Projects:
     ) -> UploadReport:
         """Take a skill from a zip archive, a file or its bytes as they come; what is refused leaves nothing behind.
 
-        The project is made if it is not there. An upload never changes `enabled`.
-
-        Raises:
-            ArchiveRefused: The archive breaks a rule.
-            BadRequest: `project_invalid`.
-            Conflict: `id_taken`; another skill of the project has its id.
+        The project is made if it is not there; an upload never changes `enabled`. Raises ArchiveRefused, BadRequest,
+        and Conflict, `id_taken`, when another skill of the project has its id.
         """
         check_project(project)
         if isinstance(source, Path):
@@ -506,12 +501,7 @@ class Projects:
         return await self._change(project, change)
 
     async def activate(self, project: str, name: str, version: str, *, who: str, request_id: str = "") -> SkillState:
-        """Make *version* the one in use; running work keeps what it pinned.
-
-        Raises:
-            NotFound: There is no such skill or version.
-            Conflict: `id_taken`; another skill of the project has the id this version asks for.
-        """
+        """Make *version* the one in use; work keeps what it holds. Raises NotFound, and Conflict as `upload`."""
 
         def change(rows: ProjectRows) -> SkillState:
             before = rows.skill(name).active
@@ -525,7 +515,7 @@ class Projects:
         return await self._change(project, change)
 
     async def delete(self, project: str, name: str, *, who: str, request_id: str = "") -> None:
-        """Delete a skill; versions in use stay until their work ends, and whether it was enabled is known. Raises NotFound."""
+        """Delete a skill; versions in use stay until their work ends, as does `enabled`. Raises NotFound."""
 
         def change(rows: ProjectRows) -> None:
             before = rows.skill(name).active

@@ -71,7 +71,7 @@ def descriptor_mark(bundle: Path | None) -> tuple[int, ...]:
 
 
 def ingredients_of(rows: Sequence[Any], bundle: Path | None, root: Callable[[str, str], Path]) -> Ingredients:
-    """Return what a project's skills are made of; *rows* are of `ProjectRows.in_use`, *root* gives a version's folder."""
+    """Return what a project's skills are made of, from `ProjectRows.in_use`; *root* gives a version's folder."""
     return Ingredients(
         generation=rows[0].generation if rows else 0,
         bundle=bundle,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class BundleLoader:
     """Loads bundles that callers name by their folder, and skills as callers see them.
 
-    `load` loads a bundle, whose code runs as the keyword `python` says; `subsystem` puts its skills under its policy, and
-    `project_skills` returns those of a project.
+    `load` loads a bundle, whose code runs as the keyword `python` says; `subsystem` puts its skills under its policy,
+    and `project_skills` returns those of a project.
     """
 
     settings: Settings
@@ -41,15 +41,8 @@ class BundleLoader:
         """Load a bundle by its folder; its code runs where the caller trusts it, and in folders that are the caller's own.
 
         Own are shipped bundles, the bundle of the settings and, to who calls from the command line or a program, the
-        working folder and what lies below it. Elsewhere a descriptor of literals is read as data.
-
-        Args:
-            path: The folder.
-            context: Whether the caller said to trust it.
-            tools: Whether its `tools.py` is going to run.
-
-        Raises:
-            BundleError: It cannot be loaded; `bundle_untrusted` where that takes running code that nobody trusted.
+        working folder and what lies below it. Elsewhere a descriptor of literals is read as data. With *tools* its
+        `tools.py` is going to run. Raises BundleError; `bundle_untrusted` where that takes running code nobody trusted.
         """
         bundle = self.load(path, python="execute" if context.trust or self._runs_anyway(path, context) else "read")
         if tools and bundle.tools_path is not None and not bundle.trusted:

@@ -69,12 +69,9 @@ def _names_a_path(annotation: object) -> bool:
 
 
 def require_own_words(operation: Operation, arguments: BaseModel, identity: Identity) -> None:
-    """Refuse arguments that are the host's to say, from a caller who is not the host.
+    """Refuse arguments that are the host's to say from others. Raises CallRefused, `not_yours_to_say`.
 
     What an argument is by itself may be said, and so may a caller's own agent, and who starts skills by its token.
-
-    Raises:
-        CallRefused: `not_yours_to_say`; `details["argument"]` names it.
     """
     rights: dict[Right, bool] = {"view": identity.sees_all, "machine": identity.local, "program": identity.account}
     caller_values = {"consumer": identity.agent, "by": identity.starter}
@@ -88,11 +85,7 @@ def require_own_words(operation: Operation, arguments: BaseModel, identity: Iden
 
 
 def require_allowed(operation: Operation, identity: Identity) -> None:
-    """Refuse a caller who may not run *operation*.
-
-    Raises:
-        CallRefused: `local_only`, `ui_not_allowed`, `scope_missing`, `tool_not_allowed` or `not_in_profile`.
-    """
+    """Refuse a caller who may not run *operation*. Raises CallRefused, whose code says why."""
     reason = code = ""
     facts: dict[str, Any] = {}
     if identity.door == "console" and not operation.ui_allowed:
@@ -111,12 +104,7 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
 
 
 def validated(operation: Operation, arguments: Mapping[str, Any]) -> BaseModel:
-    """Return *arguments* as the operation's input model.
-
-    Raises:
-        BadRequest: Some are out of shape; `details["errors"]` has the path of each.
-        ToolCallRefused: Likewise, where a model calls the operation itself: `invalid_argument`.
-    """
+    """Return *arguments* as the operation's input model. Raises what `misshapen` returns, with the path of each."""
     problems = list(text_problems(operation.input, arguments))
     if problems:
         raise misshapen(operation, problems)

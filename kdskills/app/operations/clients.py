@@ -208,14 +208,11 @@ async def list_published(
         client = replace(own_client(arguments.profile, arguments.project, arguments.agent, tools), door="mcp")
     require_allowed(operations["skills.list"], client)
     entries, notes = await asyncio.to_thread((await publication(client, {})).entries)
-    return PublishedOut.of(
-        client,
-        published=[
-            PublishedSkill.of(entry, files=len(entry.files), size=sum(file.size for file in entry.files))
-            for entry in entries
-        ],
-        diagnostics=sorted(notes, key=lambda note: note.ref or ""),
-    )
+    rows = [
+        PublishedSkill.of(entry, files=len(entry.files), size=sum(each.size for each in entry.files))
+        for entry in entries
+    ]
+    return PublishedOut.of(client, published=rows, diagnostics=sorted(notes, key=lambda note: note.ref or ""))
 
 
 class AcceptInput(Input):
@@ -378,16 +375,20 @@ async def create_token(
     return _token_out(NewTokenOut, token, token=text)
 
 
+def _bound(arguments: ProjectInput, context: Context) -> str | None:
+    """Return whose tokens are meant; None for all, which the machine's own account means unless it names a project."""
+    everything = context.identity.account and arguments.project is None
+    return None if everything else arguments.project_of(context)
+
+
 async def list_tokens(tokens: Tokens, arguments: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
-    everything = context.identity.account and arguments.project is None
-    rows = await tokens.list(None if everything else arguments.project_of(context))
+    rows = await tokens.list(_bound(arguments, context))
     page, following = page_by_time(rows, arguments, lambda token: (token.created_at, token.id))
     return TokensOut(tokens=tuple(_token_out(TokenOut, token) for token in page), next_cursor=following)
 
 
 async def revoke_token(tokens: Tokens, arguments: RevokeToken, context: Context) -> TokenOut:
     """End a token, from the next request on."""
-    anywhere = context.identity.account and arguments.project is None
-    project = None if anywhere else arguments.project_of(context)
-    return _token_out(TokenOut, await tokens.revoke(arguments.id, project=project, **context.author))
+    token = await tokens.revoke(arguments.id, project=_bound(arguments, context), **context.author)
+    return _token_out(TokenOut, token)

@@ -101,10 +101,7 @@ class Conversations:
     ) -> tuple[SkillRuntime, str, TurnScope]:
         """Return the runtime of the caller's project, the key of the session there, and the caller's view as it is now.
 
-        The session is made by its first use.
-
-        Raises:
-            ExecRefused: *scripts* are to be run, and no engine works.
+        The session is made by its first use. Raises ExecRefused when *scripts* are to be run and no engine works.
         """
         project_skills = await self.skills_of(identity.project)
         async with self._lock:

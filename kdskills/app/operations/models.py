@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, TypeVar
@@ -134,15 +135,17 @@ def encode_cursor(*parts: str | int) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, *kinds: type) -> list[str | int]:
-    """Return what `encode_cursor` was given. Raises BadRequest: it is no cursor of a list sorted by values of *kinds*."""
-    try:
+def decode_cursor(cursor: str, *kinds: type) -> list[Any]:
+    """Return what `encode_cursor` was given, for an int its time. Raises BadRequest for parts of other *kinds*."""
+    problem = "is no next_cursor of this list"
+    with suppress(ValueError, OverflowError, RecursionError):
         parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (ValueError, RecursionError):
-        parts = None
-    if not isinstance(parts, list) or [type(part) for part in parts] != list(kinds):
-        raise _cursor_refused()
-    return parts
+        if isinstance(parts, list) and [type(part) for part in parts] == list(kinds):
+            texts = [part for part in parts if isinstance(part, str)]
+            "".join(texts).encode()  # half a character, as NUL, is nothing a database compares with
+            if not any("\0" in text for text in texts):
+                return [moment_of(part) if isinstance(part, int) else part for part in parts]
+    raise BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
 
 
 def encode_moment(moment: datetime, item: str) -> str:
@@ -152,19 +155,8 @@ def encode_moment(moment: datetime, item: str) -> str:
 
 def decode_moment(cursor: str) -> tuple[datetime, str]:
     """Return time and id of a row. Raises BadRequest."""
-    time, item = decode_cursor(cursor, int, str)
-    try:
-        str(item).encode()  # half a character, as NUL, is nothing a database compares with
-        if "\0" in str(item):
-            raise _cursor_refused()
-        return moment_of(int(time)), str(item)
-    except (ValueError, OverflowError):
-        raise _cursor_refused() from None
-
-
-def _cursor_refused() -> BadRequest:
-    problem = "is no next_cursor of this list"
-    return BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
+    moment, item = decode_cursor(cursor, int, str)
+    return moment, item
 
 
 def page_by_name(rows: Sequence[Row], arguments: PageInput, name: Callable[[Row], str]) -> tuple[list[Row], str | None]:
@@ -179,7 +171,7 @@ def page_by_name(rows: Sequence[Row], arguments: PageInput, name: Callable[[Row]
 def page_by_time(
     rows: Sequence[Row], arguments: PageInput, key: Callable[[Row], tuple[datetime, str]]
 ) -> tuple[list[Row], str | None]:
-    """Return a page of rows, the newest first, those of one moment by id, and the next page's cursor. Raises BadRequest."""
+    """Return a page of rows, newest first, those of one moment by id, and the next page's cursor. Raises BadRequest."""
     if arguments.cursor is not None:
         moment, item = decode_moment(arguments.cursor)
         rows = [row for row in rows if key(row)[0] < moment or (key(row)[0] == moment and key(row)[1] > item)]

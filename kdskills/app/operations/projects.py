@@ -212,11 +212,7 @@ async def _readable(projects: Projects, context: Context, project: str, states: 
 
 
 async def _one(projects: Projects, arguments: SkillInput, context: Context) -> tuple[str, SkillState]:
-    """Return the project, and one skill of it the caller may read.
-
-    Raises:
-        NotFound: There is none, or the policy refuses it to this caller; both read the same.
-    """
+    """Return the project, and one skill of it. Raises NotFound, the same for what the caller may not read."""
     project, name = arguments.project_of(context), arguments.skill
     state = await projects.get(project, name)
     if not await _readable(projects, context, project, [state]):
@@ -224,27 +220,26 @@ async def _one(projects: Projects, arguments: SkillInput, context: Context) -> t
     return project, state
 
 
-def _skill(state: SkillState) -> SkillOut:
-    return SkillOut.of(state, skill=state.name)
-
-
 async def list_skills(projects: Projects, arguments: SkillListInput, context: Context) -> SkillsOut:
     """List the uploaded skills the caller may read."""
     project = arguments.project_of(context)
     states = await _readable(projects, context, project, await projects.list(project))
     page, following = page_by_name(states, arguments, lambda each: each.name)
-    return SkillsOut(project=project, skills=tuple(map(_skill, page)), next_cursor=following)
+    return SkillsOut(
+        project=project, skills=tuple(SkillOut.of(state, skill=state.name) for state in page), next_cursor=following
+    )
 
 
 async def get_skill(projects: Projects, arguments: SkillInput, context: Context) -> SkillOut:
     """Show one uploaded skill."""
-    return _skill((await _one(projects, arguments, context))[1])
+    return SkillOut.of((await _one(projects, arguments, context))[1], skill=arguments.skill)
 
 
 async def patch_skill(projects: Projects, arguments: PatchInput, context: Context) -> SkillOut:
     """Enable or disable a skill."""
     project = arguments.project_of(context)
-    return _skill(await projects.patch(project, arguments.skill, enabled=arguments.enabled, **context.author))
+    state = await projects.patch(project, arguments.skill, enabled=arguments.enabled, **context.author)
+    return SkillOut.of(state, skill=arguments.skill)
 
 
 async def delete_skill(projects: Projects, arguments: SkillInput, context: Context) -> DeletedOut:
@@ -256,7 +251,8 @@ async def delete_skill(projects: Projects, arguments: SkillInput, context: Conte
 async def activate_version(projects: Projects, arguments: ActivateInput, context: Context) -> SkillOut:
     """Put a version in use."""
     project = arguments.project_of(context)
-    return _skill(await projects.activate(project, arguments.skill, arguments.version_hash, **context.author))
+    state = await projects.activate(project, arguments.skill, arguments.version_hash, **context.author)
+    return SkillOut.of(state, skill=arguments.skill)
 
 
 async def list_versions(projects: Projects, arguments: VersionListInput, context: Context) -> VersionsOut:
@@ -300,11 +296,7 @@ class PieceOut(Output):
 
 
 async def archive_of(projects: Projects, arguments: VersionInput, context: Context) -> tuple[str, Path]:
-    """Return a version and its zip on this machine, for doors that stream files.
-
-    Raises:
-        NotFound: There is none, or the caller may not read it.
-    """
+    """Return a version and its zip on this machine, for doors that stream files. Raises NotFound as `_one`."""
     project, _ = await _one(projects, arguments, context)
     version = (await projects.version(project, arguments.skill, arguments.version)).version
     return version, await projects.archive(project, arguments.skill, version)

@@ -19,7 +19,7 @@ from kdskills.turn.facade import build_skills_instruction_block
 from kdskills.turn.near_names import asker_findings, meant_id, suggestions
 
 if TYPE_CHECKING:
-    from kdskills.app.identity import Identity, Starter
+    from kdskills.app.identity import Starter
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
@@ -142,6 +142,11 @@ async def list_skills(bundles: BundleLoader, arguments: ViewInput, context: Cont
     )
 
 
+def _is_visible(answer: Granted | Refused) -> bool:
+    """Whether a caller elsewhere is told of the skill."""
+    return isinstance(answer, Granted) and not answer.skill.hidden
+
+
 class RefInput(ViewInput):
     """A reference within somebody's view."""
 
@@ -159,8 +164,7 @@ class RefInput(ViewInput):
         if context.identity.sees_all:
             return view.resolve(meant_id(subsystem, view, self.ref), by=self.starter(context))
         answer = view.resolve(self.ref, by=self.starter(context))
-        visible = isinstance(answer, Granted) and not answer.skill.hidden
-        return answer if visible else Refused("unknown_skill", "", self.ref).public()
+        return answer if _is_visible(answer) else Refused("unknown_skill", "", self.ref).public()
 
 
 class ShowOutput(Output):
@@ -266,9 +270,8 @@ async def render(
     if arguments.whole_prompt:
         return await _prompt(bundles, wiring, settings, arguments, context)
     if arguments.skills_loaded:
-        raise BadRequest(
-            "a prompt takes no refs: name skills that are loaded first as skills_loaded", code="form_mixed"
-        )
+        message = "a prompt takes no refs: name skills that are loaded first as skills_loaded"
+        raise BadRequest(message, code="form_mixed")
     subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     asker = arguments.asker_findings(subsystem, context)
     if not arguments.refs:
@@ -277,7 +280,8 @@ async def render(
         return RenderOutput.of(catalog, form=form, diagnostics=(*catalog.diagnostics, *asker))
     tools, identity = arguments.tools_of(context), context.identity
     with subsystem.activate(arguments.consumer_of(context), tools, include_internal=arguments.include_internal) as view:
-        invisible = [ref for ref in arguments.refs if not (identity.sees_all or _is_visible(view, ref, identity))]
+        answers = {ref: view.resolve(ref, by=identity.starter) for ref in arguments.refs}
+        invisible = [ref for ref, answer in answers.items() if not (identity.sees_all or _is_visible(answer))]
         refs = tuple(ref for ref in arguments.refs if ref not in invisible)
         block = build_skills_instruction_block(refs, variant=arguments.variant, by=identity.starter)
     return RenderOutput.of(
@@ -291,12 +295,6 @@ async def render(
     )
 
 
-def _is_visible(view: SkillView, ref: str, identity: Identity) -> bool:
-    """Whether a caller elsewhere is told of the skill a reference means."""
-    answer = view.resolve(ref, by=identity.starter)
-    return isinstance(answer, Granted) and not answer.skill.hidden
-
-
 async def _prompt(
     bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
 ) -> RenderOutput:
@@ -304,10 +302,8 @@ async def _prompt(
     from kdskills.solver.preview import preview  # nothing else here needs a solver
 
     if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
-        message = (
-            "a prompt is what the solver makes of it: refs, tools, budget and include_internal belong to other forms"
-        )
-        raise BadRequest(message, code="form_mixed")
+        others = "refs, tools, budget and include_internal belong to other forms"
+        raise BadRequest(f"a prompt is what the solver makes of it: {others}", code="form_mixed")
     if arguments.bundle is None or not context.identity.local:
         raise CallRefused("prompts are rendered of a bundle's folder, for this machine's account", code="local_only")
     bundle = bundles.open(arguments.bundle, context, tools=True)

@@ -131,13 +131,9 @@ class OperationFunction:
 class Shipped(Operation):
     """A shipped operation: what the table says of it is there at once, its function and models when they are asked for.
 
-    Args:
-        name: Dotted name, the same at every door.
-        summary: One sentence; None for what a model is told of the tool of that name.
-        source: Where the function is, as `module:name` within this room; its annotations name the models.
-        errors: Stable codes it raises beside `bad_request`; a function returns those that it takes an import to know.
-        input_source: Where the input model is, when it can be imported for less than the function.
-        facts: What an operation has beside; every one says its `profile`.
+    Without a *summary* it is what a model is told of the tool of that name. *source* is where the function is, as
+    `module:name` within this room, whose annotations name the models; *input_source* is given when the input model can
+    be imported for less. *errors* may be a function, for codes that it takes an import to know.
     """
 
     source: str
@@ -170,13 +166,11 @@ class Shipped(Operation):
             value = _located("kdskills.session.tools:DESCRIPTIONS")[self.name]
         elif name == "errors":
             value = vars(self)["_errors"]()
-        elif name == "run":
-            value = OperationFunction(_located(f"{__package__}.{self.source}"))
         elif name == "input" and self.input_source:
             value = _located(f"{__package__}.{self.input_source}")
         else:
             function = OperationFunction(_located(f"{__package__}.{self.source}"))
-            value = function.model("arguments" if name == "input" else "return")
+            value = function if name == "run" else function.model("arguments" if name == "input" else "return")
         object.__setattr__(self, name, value)
         return value
 

@@ -427,11 +427,7 @@ def task_spec(
     *,
     sync: bool = False,
 ) -> TaskSpec:
-    """Return the task that arguments ask for.
-
-    Raises:
-        BadRequest: A time or a size is beyond the settings.
-    """
+    """Return the task that arguments ask for. Raises BadRequest: A time or a size is beyond the settings."""
     timeout: float | None = None
     service: ServiceSpec | None = None
     if isinstance(arguments, RunInput):

@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -206,11 +205,10 @@ class AttemptRunner:
             name = order.spec.placement.engine
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
-        if session is None:
-            handle, snapshot = await self._start(engine, {}), None
-        else:
-            with session.reading() as snapshot:
-                handle = await self._start(engine, snapshot.files)
+        with contextlib.nullcontext() if session is None else session.reading() as snapshot:
+            request = to_request(order, self.folder, {} if snapshot is None else snapshot.files)
+            require_consent(engine, request, allow_unisolated=self.allow_unisolated)
+            handle = await engine.start(request)
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
         files = None if session is None else workdir_files(result)
@@ -247,11 +245,6 @@ class AttemptRunner:
             elif isinstance(cause, Exception):
                 raise cause
         return await waiting, instead
-
-    async def _start(self, engine: Executor, session: Mapping[str, tuple[Path, int]]) -> Handle:
-        request = to_request(self.order, self.folder, session)
-        require_consent(engine, request, allow_unisolated=self.allow_unisolated)
-        return await engine.start(request)
 
     def _tell(self, facts: AttemptFacts) -> None:
         shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))

@@ -34,14 +34,10 @@ BROKEN: Final = 70
 
 
 def run(settings: Settings, *, slot: int = 0, idle_s: float | None = None) -> NoReturn:
-    """Be a worker and end the process with its exit code, whose reason is the last line of the log.
+    """Be the worker *slot* of this host, until *idle_s* without work, and end the process with its exit code.
 
-    The codes are 0, 70 for one that broke, 75 for one whose state folder was taken away and 78 for one that cannot begin.
-
-    Args:
-        settings: What the operator decides.
-        slot: Which of this host's workers this is.
-        idle_s: Seconds without work after which it ends; None for one that stays.
+    The codes are 0, 70 for one that broke, 75 for one whose state folder was taken away and 78 for one that cannot
+    begin; the reason is the last line of the log.
     """
     be_called(f"worker {slot}")
     complaints = Sparingly(10.0)  # a database that is away is complained of many times a second
