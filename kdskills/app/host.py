@@ -117,8 +117,7 @@ class Host(OperationCalls):
     def _engines(self) -> tuple[Executor, ...]:
         from kdskills.execution import Executor
 
-        options = self.settings.execution_options()
-        executors = self.registers.executors
+        options, executors = self.settings.execution_options(), self.registers.executors
         return tuple(make_part(executors, name, Executor, options) for name in executors)
 
     def engines(self) -> tuple[Executor, ...]:
@@ -247,17 +246,10 @@ class Host(OperationCalls):
         return await self.upkeep.readiness()
 
     async def invoke(self, operation: str, arguments: Mapping[str, Any], context: Context) -> BaseModel:
-        """Run an operation by name for the caller *context* names.
+        """Run an operation by name, such as `skills.list`, for the caller *context* names.
 
-        Args:
-            operation: Name in the table of operations, such as `skills.list`.
-            arguments: Fields of the operation's input model, as they came.
-            context: Who calls, and everything else that is no argument.
-
-        Raises:
-            BadRequest: The operation is unknown, or arguments are out of shape.
-            CallRefused: The caller may not run this operation.
-            KdskillsError: As the operation documents.
+        *arguments* are fields of its input model, as they came. Raises BadRequest when the operation is unknown or they are
+        out of shape, CallRefused when the caller may not run it, and KdskillsError as it documents.
         """
         entry = self.operations.get(operation)
         if entry is None:

@@ -42,14 +42,12 @@ class Identity:
     """The caller, as the transport knows it: from a token, a subject or the account itself, never from arguments.
 
     Attributes:
-        tenant: Whose installation.
         project: Every record and skill the caller may reach belongs to it.
         agent: Who asks; as a consumer it is what the policy of skills knows.
         alias: Tells conversations of one agent apart.
         scopes: What the caller may do; `admin` includes the others.
         allowed_tools: Operations the caller may run; None for all its scopes allow.
         local: Whether this is the account kdskills runs as, which may name files of this machine.
-        door: The way in.
         token: Public id of the token, for audit rows and limits; None without one.
         limits: What the token may use.
         person: Whether a person starts skills through this caller; else a model does.

@@ -40,18 +40,9 @@ PREFIX = "KDSKILLS_"
 #: Variables that are no settings: of programs in a sandbox, of servers of skills, of this repository's tests and scripts.
 OTHER_VARIABLES = frozenset(
     {
-        "KDSKILLS_CANARY",
-        "KDSKILLS_CHAOS",
-        "KDSKILLS_CODEX_DIR",
-        "KDSKILLS_CONFORMANCE_LEAK",
-        "KDSKILLS_MCP_DIR",
-        "KDSKILLS_REQUIRE",
-        "KDSKILLS_RUN",
-        "KDSKILLS_SECOND_CHANCE",
-        "KDSKILLS_SERVICES_DIR",
-        "KDSKILLS_SKILL_DIR",
-        "KDSKILLS_TEST_WORKERS",
-        "KDSKILLS_TURN_DIR",
+        *("KDSKILLS_CANARY", "KDSKILLS_CHAOS", "KDSKILLS_CODEX_DIR", "KDSKILLS_CONFORMANCE_LEAK", "KDSKILLS_MCP_DIR"),
+        *("KDSKILLS_REQUIRE", "KDSKILLS_RUN", "KDSKILLS_SECOND_CHANCE", "KDSKILLS_SERVICES_DIR", "KDSKILLS_SKILL_DIR"),
+        *("KDSKILLS_TEST_WORKERS", "KDSKILLS_TURN_DIR"),
     }
 )
 #: Beginnings of variables whose ends are up to the operator.

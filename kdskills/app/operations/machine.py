@@ -195,25 +195,22 @@ async def _parts(host: Host) -> list[Check]:
         ("bus", settings.bus.url, _bus, "start the NATS server with JetStream, or mend `bus.url`"),
         ("codex", codex, _program, "install it, or mend `codex_binary`"),
     )
-    rows = tuple(row for row in rows if row[1] is not None)
-    answers = await asyncio.gather(*(_look(look, value) for _, value, look, _ in rows))
-    return [
-        Check(name=name, ok=ok, found=answer, cure=None if ok else cure)
-        for (name, _, _, cure), (ok, answer) in zip(rows, answers, strict=True)
-    ]
+    return [*await asyncio.gather(*(_check(*row) for row in rows if row[1] is not None))]
 
 
-async def _look(look: Callable[[Any], Any], value: Any) -> tuple[bool, str]:
-    """Return whether a part is in order, and in words what was found."""
+async def _check(name: str, value: Any, look: Callable[[Any], Any], cure: str) -> Check:
+    """Look at a part, and tell in words what was found, else what cures it."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            return True, await (look(value) if iscoroutinefunction(look) else asyncio.to_thread(look, value))
+            answer = await (look(value) if iscoroutinefunction(look) else asyncio.to_thread(look, value))
+            return Check(name=name, ok=True, found=answer)
     except KdskillsError as error:
-        return False, f"{error.code}: {error.message}"
+        answer = f"{error.code}: {error.message}"
     except TimeoutError:  # one of OSError's, without words of its own
-        return False, f"no answer in {PATIENCE_S:.0f} s"
+        answer = f"no answer in {PATIENCE_S:.0f} s"
     except OSError as error:
-        return False, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        answer = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    return Check(name=name, ok=False, found=answer, cure=cure)
 
 
 def _writable(folder: Path) -> str:

@@ -63,11 +63,7 @@ class Operation:
     Attributes:
         name: Dotted name, the same at every door.
         summary: One sentence for help texts and tool descriptions.
-        input: Model of the arguments.
-        output: Model of the answer.
         errors: Stable codes it raises beside `bad_request`.
-        run: Does it, for the caller the context names.
-        scope: What the caller must be allowed to do.
         local: Whether it works on files of this machine, for the local account only.
         reads: Whether it changes nothing, so that doors may answer it at once and offer it with GET.
         ui_allowed: Whether pages of the console may call it.
