@@ -26,15 +26,8 @@ MAX_REMEMBERED: Final = 4096
 class ApprovalRequest:
     """What is about to run. `skill`, `origin`, `tree_digest` and `path` are None for generated code.
 
-    Attributes:
-        session: Session id.
-        skill: Full id of the skill.
-        origin: Where third-party text comes from, or None for a local skill.
-        tree_digest: Digest over the skill's files, taken just now.
-        path: The script.
-        argv: Program and arguments, as run.
-        env_names: Names of the variables given, without values.
-        executor: Name of the engine.
+    `skill` is a full id, `origin` None for a local skill, `tree_digest` over the skill's files as they are just now;
+    `argv` is as run, `env_names` are names without values, `executor` is the engine's name.
     """
 
     session: str
@@ -120,14 +113,8 @@ AccessKind = Literal["load", "read", "run", "tool"]
 class AccessRequest:
     """A load, read, run or tool call about to happen, as `kdskills_deny` sees it.
 
-    Attributes:
-        kind: What is about to happen.
-        consumer: The agent that asks.
-        session_id: Its session.
-        skill: Full id of the skill, or None for a tool that belongs to none.
-        path: Path below the skill's root, of reads and runs.
-        tool: Dotted id of the tool, or None when code asks.
-        arguments_digest: `sha256:` over the canonical JSON of the arguments; values themselves are not shown.
+    `skill` is None for a tool that belongs to none, `path` lies below the skill's root, `tool` is None when code asks.
+    `arguments_digest` is `sha256:` over the canonical JSON of the arguments; values themselves are not shown.
     """
 
     kind: AccessKind

@@ -208,14 +208,9 @@ Reader = Callable[[Path, str, int, threading.Event], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A skill's text at one moment.
+    """A skill's text at one moment: `text` is what follows the frontmatter, `properties` is the frontmatter.
 
-    Attributes:
-        digest: Digest of the SKILL.md.
-        text: Its body: what follows the frontmatter.
-        raw: The whole SKILL.md as text, or None for a skill that was never a file.
-        tree: Digest over the skill's files then.
-        properties: The frontmatter.
+    `raw` is the whole SKILL.md, None for a skill that was never a file; `tree` is the digest over its files then.
     """
 
     digest: str
@@ -253,13 +248,7 @@ def read_pieces(folder: Path, name: str, limit: int, abandoned: threading.Event)
 
 
 class Bodies:
-    """Reads SKILL.md files: callers that ask at the same time share one read, and a failed read is never cached.
-
-    Args:
-        limit: Largest SKILL.md in bytes.
-        reader: Reads the bytes; tests pass their own.
-        clock_ns: Nanoseconds since the epoch.
-    """
+    """Reads SKILL.md files: callers that ask at the same time share one read, and a failed read is never cached."""
 
     def __init__(self, limit: int, *, reader: Reader = read_pieces, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._limit = limit

@@ -16,20 +16,11 @@ Encoding = Literal["text", "binary"]
 
 @dataclass(frozen=True, slots=True)
 class SkillReceipt:
-    """A loaded skill as told to a model.
+    """A loaded skill as told to a model; a hidden one has its alias for name and id, no place and no properties.
 
-    Attributes:
-        name: The name it is shown under; the alias of a hidden skill.
-        id: Full id; the alias of a hidden skill.
-        location: Its SKILL.md, by the runtime's `locations`; None for `none` and hidden skills.
-        root_dir: Its folder, likewise.
-        digest: Digest of the SKILL.md the session holds.
-        tree_digest: Digest over all files of the skill when it was loaded.
-        stale: Whether the file has changed since.
-        current_digest: The file's digest now; only when stale and readable.
-        origin: Where third-party text comes from, or None for local skills.
-        imports: Names of the skills that came along.
-        properties: The frontmatter as JSON; empty for hidden skills.
+    `location` and `root_dir` are its SKILL.md and folder by the runtime's `locations`, None for `none`. `digest` is of
+    the SKILL.md the session holds, `tree_digest` over all files when it was loaded, `current_digest` of the file now,
+    only when `stale` and readable. `origin` is where third-party text comes from; `imports` are names.
     """
 
     name: str
@@ -107,20 +98,10 @@ class UnloadReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """A file of a skill, or a window of it.
+    """A file of a skill, or a window of it; `size` (bytes) and `digest` are of the whole file as it is on disk.
 
-    Attributes:
-        skill: Name of the skill.
-        path: Clean path below its root.
-        encoding: `text` or `binary`.
-        text: The window, of `text`.
-        b64: The bytes in base64, of `binary`.
-        media_type: Guessed from the name.
-        size: Bytes of the whole file.
-        digest: Digest of the whole file as it is on disk.
-        offset: Where the window begins: characters of text, bytes of binary.
-        truncated: Whether more follows.
-        next_offset: Where to go on, or None at the end.
+    The window is in `text`, or in `b64` for `binary`; `offset` is where it begins, in characters of text or bytes of
+    binary, and `next_offset` where to go on, None at the end.
     """
 
     skill: str
@@ -163,8 +144,8 @@ ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
 class ScriptResult:
     """What came of a script. A non-zero exit is a result, not an error.
 
-    `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood; they are
-    part of the JSON only when there are any.
+    `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood;
+    they are part of the JSON only when there are any.
     """
 
     skill: str
@@ -199,15 +180,10 @@ class ScriptResult:
 
 @dataclass(frozen=True, slots=True)
 class ToolSuccess:
-    """The answer of a tool that did what was asked.
+    """The answer of a tool that did what was asked; `ok` tells the two forms of a reply apart.
 
-    Attributes:
-        tool: Dotted id of the tool.
-        result: The answer.
-        text: Its JSON text, for the model's message.
-        pin: `skill:<id>@<digest>`, blank-separated, when the text carries bodies a compactor must keep.
-        ok: True, which tells the two forms of a reply apart.
-        error: None.
+    `text` is the JSON of `result` for the model's message, `pin` is `skill:<id>@<digest>`, blank-separated, when the
+    text carries bodies a compactor must keep.
     """
 
     tool: str
@@ -220,15 +196,9 @@ class ToolSuccess:
 
 @dataclass(frozen=True, slots=True)
 class ToolFailure:
-    """The answer of a tool that did not do what was asked.
+    """The answer of a tool that did not do what was asked; `ok` tells the two forms of a reply apart.
 
-    Attributes:
-        tool: Dotted id of the tool, or the spelling asked for when there is none.
-        error: `{"code", "who", "message", "details"}`.
-        text: The JSON text of the error, for the model's message.
-        ok: False, which tells the two forms of a reply apart.
-        result: None.
-        pin: None.
+    `tool` is the spelling asked for when there is none; `error` is `{"code", "who", "message", "details"}`.
     """
 
     tool: str

@@ -9,7 +9,8 @@ import asyncio
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, cast
@@ -140,7 +141,8 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     prepared = PreparedRun(run, target, clean, command, workdir, executor)
     tree = await asyncio.to_thread(fresh_tree, target.skill)
     await _approve(core, call, prepared, tree)
-    result = await _execute(core, call, prepared, tree)
+    async with _folder(target.skill, clean) as folder:
+        result = await _execute(core, call, prepared, tree, folder)
     return replace(result, note=note) if note else result
 
 
@@ -233,28 +235,28 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
         raise refuse("approval_denied", "the skill's files changed while the run was being approved", reason="changed")
 
 
-async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str) -> ScriptResult:
-    skill = prepared.target.skill
+@asynccontextmanager
+async def _folder(skill: Skill, path: str) -> AsyncIterator[Path]:
+    """Give the skill's folder on this host; the files of a far skill are fetched for as long as the block lasts."""
     content = far_content(skill)
-    if content is not None:
-        files = content.materialized()
-        try:
-            folder = await in_thread(
-                files.__enter__, undo=lambda _: asyncio.to_thread(files.__exit__, None, None, None)
-            )
-        except FileRefused as error:
-            reason = error.details.get("reason", error.code)
-            raise refuse("skill_unreadable", error.message, path=prepared.clean, reason=reason) from error
-        try:
-            return await _execute_in(core, call, prepared, tree, folder)
-        finally:
-            await asyncio.to_thread(files.__exit__, None, None, None)
-    if skill.folder is None:
-        raise refuse("resource_not_found", "this skill has no files", path=prepared.clean, siblings=[])
-    return await _execute_in(core, call, prepared, tree, skill.folder)
+    if content is None:
+        if skill.folder is None:
+            raise refuse("resource_not_found", "this skill has no files", path=path, siblings=[])
+        yield skill.folder
+        return
+    files = content.materialized()
+    try:
+        folder = await in_thread(files.__enter__, undo=lambda _: asyncio.to_thread(files.__exit__, None, None, None))
+    except FileRefused as error:
+        reason = error.details.get("reason", error.code)
+        raise refuse("skill_unreadable", error.message, path=path, reason=reason) from error
+    try:
+        yield folder
+    finally:
+        await asyncio.to_thread(files.__exit__, None, None, None)
 
 
-async def _execute_in(core: Core, call: Call, prepared: PreparedRun, tree: str, folder: Path) -> ScriptResult:
+async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, folder: Path) -> ScriptResult:
     skill = prepared.target.skill
     workspace = call.scope.workspace
     inputs = await asyncio.to_thread(_inputs, call)

@@ -63,11 +63,7 @@ class SessionSnapshot:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SessionSnapshot:
-        """Read a snapshot.
-
-        Raises:
-            BadRequest: `snapshot_unsupported` for another schema or shape.
-        """
+        """Read a snapshot; raises BadRequest `snapshot_unsupported` for another schema or shape."""
         if value.get("schema") != SCHEMA:
             schema = value.get("schema")
             raise BadRequest(f"not a snapshot of schema {SCHEMA}: {schema!r}", code="snapshot_unsupported")

@@ -54,11 +54,7 @@ class SkillCatalog:
 
     @classmethod
     def from_directory(cls, path: StrPath) -> SkillCatalog:
-        """Return a catalog of every skill of a folder; `diagnostics` tells what was left out.
-
-        Raises:
-            CallerMustAct: `path_missing` when there is no such folder.
-        """
+        """Return a catalog of every skill of a folder; `diagnostics` tells what was left out. Raises `path_missing`."""
         folder = path_argument(path, "path")
         if not folder.is_dir():
             raise CallerMustAct(f"there is no folder {str(path)!r}", code="path_missing")
@@ -67,11 +63,7 @@ class SkillCatalog:
         return cls(snapshot.skills.values(), snapshot.diagnostics)
 
     def add(self, skill: Skill) -> None:
-        """Add a skill.
-
-        Raises:
-            CallerMustAct: `skill_already_exists`.
-        """
+        """Add a skill; raises CallerMustAct `skill_already_exists`."""
         with self._lock:
             if skill.full_id in self._skills:
                 raise CallerMustAct(f"the catalog has {skill.full_id}", code="skill_already_exists", id=skill.full_id)
@@ -79,11 +71,7 @@ class SkillCatalog:
             self._changed()
 
     def remove(self, name: str) -> str:
-        """Remove a skill by name or id and return its full id.
-
-        Raises:
-            ToolCallRefused: `skill_not_found`.
-        """
+        """Remove a skill by name or id and return its full id; raises `skill_not_found`."""
         gate = self.gate("")
         grant = gate.resolve(name, by="code")
         with self._lock:

@@ -129,11 +129,7 @@ class FolderWorkspace:
         self.root.mkdir(parents=True, exist_ok=True)
 
     def inputs(self) -> tuple[InputFile, ...]:
-        """Return copies to make, mounts first: at most 256 files and 64 MiB.
-
-        Raises:
-            ToolCallRefused: `too_large` when there is more.
-        """
+        """Return copies to make, mounts first: at most 256 files and 64 MiB, else raises `too_large`."""
         copies: list[InputFile] = []
         total = 0
         for prefix, folder in [*sorted(self.mounts.items()), ("", self.root)]:
@@ -161,12 +157,7 @@ class FolderWorkspace:
             return False
 
     def read(self, path: str, *, limit: int = 16 * MIB) -> bytes:
-        """Return the bytes of a file of the turn.
-
-        Raises:
-            ToolCallRefused: `path_denied` for a form that is never followed.
-            FileRefused: It is missing, a link, no regular file or too large.
-        """
+        """Return the bytes of a file of the turn; raises `path_denied` for forms never followed, else FileRefused."""
         clean = clean_path(path)
         first, _, below = clean.partition("/")
         base, inner = (self.mounts[first], below) if first in self.mounts and below else (self.root, clean)

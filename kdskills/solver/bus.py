@@ -81,14 +81,9 @@ def merge(first: Event, second: Event) -> Event | None:
 
 
 class EventBus:
-    """The events of one turn.
+    """The events of one turn, their secrets masked by *redactor* in every field.
 
-    Args:
-        turn_id: Stands in every event.
-        session_id: Likewise.
-        redactor: Masks secrets in every field.
-        sinks: Told of each event, each from a task of its own.
-        transcript: File that gets a line per event, or None.
+    Each of *sinks* is told of every event from a task of its own; the file *transcript* gets a line per event.
     """
 
     def __init__(

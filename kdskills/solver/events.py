@@ -462,11 +462,7 @@ class Transcript:
 
 
 def read_transcript(path: str | Path) -> Transcript:
-    """Read a transcript, whole or broken off.
-
-    Raises:
-        BadRequest: The file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
-    """
+    """Read a transcript, whole or broken off; raises as `transcript_rows`, and for a row that is no event."""
     kinds = {str(kind.model_fields["type"].default): kind for kind in EVENT_TYPES}
     events: list[Event] = []
     findings: list[Diagnostic] = []

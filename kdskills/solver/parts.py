@@ -51,18 +51,10 @@ class Wiring(Protocol):
         """Tools every solver offers."""
 
     def model(self, name: str) -> ModelProvider:
-        """Return the provider a model string names.
-
-        Raises:
-            UnknownName: No plugin registered its prefix.
-        """
+        """Return the provider a model string names; raises UnknownName when no plugin registered its prefix."""
 
     async def executor(self, name: str) -> Executor:
-        """Return the engine of that name, or for `auto` the first that works here.
-
-        Raises:
-            ExecRefused: None works, or the named one does not.
-        """
+        """Return the engine of that name, or for `auto` the first that works here; raises ExecRefused."""
 
     def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
         """Return the skills of a bundle, with the roots, filters, checks and templates of plugins in force."""
@@ -93,10 +85,7 @@ def default_wiring() -> Wiring:
 class PlainWiring(Wiring):
     """A wiring without plugins, whose hooks answer nothing: for applications and tests that bring their own objects.
 
-    Args:
-        models: Providers by model string.
-        executors: Engines by name; `auto` takes the first.
-        tools: Tools every solver offers.
+    Models are given by model string, engines by name; of these `auto` takes the first.
     """
 
     interpreters: Mapping[str, Sequence[str]] = MappingProxyType({})

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class PromptProbe:
-    """A model provider that keeps the request instead of sending it.
-
-    Args:
-        window: Tokens the real model takes, by which catalogs are cut; None when unknown.
-    """
+    """A model provider that keeps the request instead of sending it; *window* bounds catalogs, None when unknown."""
 
     name = "preview"
     replayed = False
@@ -48,11 +44,7 @@ class PromptProbe:
 
 
 class PreviewWiring:
-    """A wiring of which plugins are not told that a turn begins or ends: there is none.
-
-    Args:
-        wiring: Answers everything else.
-    """
+    """A wiring of which plugins are not told that a turn begins or ends: there is none."""
 
     def __init__(self, wiring: Wiring) -> None:
         self._wiring = wiring

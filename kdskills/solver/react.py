@@ -86,12 +86,7 @@ Deadline = float | timedelta | datetime | None
 
 
 class ReactSolver:
-    """Works on requests by deciding, acting and reading until there is an answer.
-
-    Args:
-        system: What it works with; open (`async with system`).
-        consumer: The deciding agent, whose rules in the bundle's descriptor hold.
-    """
+    """Works on requests by deciding, acting and reading, as *consumer* of an open system, until there is an answer."""
 
     def __init__(self, system: SolverSystem, *, consumer: str = DECISION) -> None:
         self.system = system
@@ -172,9 +167,7 @@ class ReactSolver:
     async def work(self, turn: Turn, *, seconds: float | None = None) -> None:
         """Run the loop within a prepared turn; the outcome stands in `turn.log`, later in `turn.result`.
 
-        Raises:
-            ModelFailed: The provider failed for good.
-            ReplayError: A recording does not fit.
+        Raises ModelFailed when the provider failed for good, ReplayError when a recording does not fit.
         """
         wall = turn.parts.settings.wall_s
         limit = wall if seconds is None else min(wall, seconds)

@@ -63,21 +63,12 @@ class Span:
         """Record the skill a skill tool was about: the one it names, else the one loaded last."""
         name = result.get("skill")
         receipt = next((skill.receipt for skill in reversed(active) if name in {None, skill.name}), None)
-        self.set(
-            {
-                "gen_ai.skill.name": name,
-                "gen_ai.skill.resource.name": result.get("path"),
-                "kdskills.script.exit_code": result.get("exit_code"),
-            }
-        )
+        facts = {"skill.name": name, "skill.resource.name": result.get("path")}
         if receipt is not None:
-            self.set(
-                {
-                    "gen_ai.skill.name": receipt.name,
-                    "gen_ai.skill.source.uri": receipt.location,
-                    "kdskills.skill.digest": receipt.digest,
-                }
-            )
+            facts |= {"skill.name": receipt.name, "skill.source.uri": receipt.location}
+            self.set({"kdskills.skill.digest": receipt.digest})
+        self.set({f"gen_ai.{key}": value for key, value in facts.items()})
+        self.set({"kdskills.script.exit_code": result.get("exit_code")})
 
 
 @contextmanager

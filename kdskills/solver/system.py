@@ -119,13 +119,7 @@ class SolverSystem:
                 masker.add(*secret_values)
 
     async def __aenter__(self) -> SolverSystem:
-        """Open models and executor.
-
-        Raises:
-            ExecRefused: No engine works here, or the named one does not.
-            ReplayError: The recording is missing or malformed.
-            UnknownName: A model or engine nobody registered.
-        """
+        """Open models and executor; raises ExecRefused, ReplayError, or UnknownName for one that cannot be had."""
         try:
             self.models = self._open_models()
             executor, self.profile = await self._open_executor()
@@ -138,11 +132,7 @@ class SolverSystem:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close everything.
-
-        Raises:
-            ReplayError: `replay_unused`, unless another error is on its way.
-        """
+        """Close everything; raises ReplayError `replay_unused`, unless another error is on its way."""
         if self._running is not None:
             await self._running[0].aclose()
             self._running = None

@@ -94,12 +94,8 @@ class ToolContext:
 class ToolAnswer:
     """What a tool may return beside a plain JSON value.
 
-    Attributes:
-        value: The answer, JSON-able, or text.
-        artifacts: Paths of the turn's files it wrote.
-        changed: Whether the turn's state is another one, so that a repeated call may answer differently.
-        pin: Marks a text a compactor must keep.
-        ok: Whether the tool did what was asked.
+    `artifacts` are paths of the turn's files it wrote; `changed` says that the turn's state is another one, so that a
+    repeated call may answer differently; `pin` marks a text a compactor must keep.
     """
 
     value: Any
@@ -179,13 +175,10 @@ def _flat(node: Any, definitions: Mapping[str, Any], depth: int) -> Any:
 
 
 def tool_from_function(function: Callable[..., Any], *, tool_id: str | None = None) -> SolverTool:
-    """Return a typed function as a tool.
+    """Return a typed function as a tool: its docstring's first paragraph describes it, parameters are the arguments.
 
-    The first paragraph of its docstring is the description, its parameters are the arguments. A parameter annotated
-    `ToolContext` is filled in. A plain `def` runs in a thread, where the turn's skills are active, too.
-
-    Raises:
-        PluginInvalid: A parameter has no type, or one that has no JSON form.
+    A parameter annotated `ToolContext` is filled in. A plain `def` runs in a thread, where the turn's skills are
+    active, too. Raises PluginInvalid for a parameter without a type, or with one that has no JSON form.
     """
     name = tool_id or f"tools.{function.__name__}"
     hints = typing.get_type_hints(function, include_extras=True)
@@ -281,14 +274,7 @@ def _line(error: BaseException, path: str) -> int:
 
 
 class ToolTable:
-    """The tools of a system by either spelling.
-
-    Args:
-        tools: All of them.
-
-    Raises:
-        NameTaken: Two have one id or one safe spelling.
-    """
+    """The tools of a system by either spelling; raises NameTaken when two share an id or safe spelling."""
 
     def __init__(self, tools: Sequence[SolverTool]) -> None:
         self._by_name: dict[str, SolverTool] = {}

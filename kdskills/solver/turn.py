@@ -63,15 +63,9 @@ def _encodable(reply: ModelReply) -> ModelReply:
 
 @dataclass(frozen=True)
 class Generated:
-    """What a generator wrote.
+    """What a generator wrote, citations in the turn's numbers.
 
-    Attributes:
-        text: The text, citations in the turn's numbers.
-        role: The role, whose rights the instruction block had.
-        skills: Full ids of the skills in its system text.
-        skipped: `(ref, code)` of the skills the role may not see.
-        model: The model that answered.
-        usage: Tokens it took.
+    `skills` are full ids of the skills in its system text, `skipped` `(ref, code)` of those the role may not see.
     """
 
     text: str
@@ -86,19 +80,9 @@ class Generated:
 class Turn:
     """One request being worked on.
 
-    Attributes:
-        id: Id of the turn.
-        request: What the user asks.
-        consumer: The deciding agent.
-        parts: The system, whose turns share models, tools and settings.
-        session: The session's API, bound to this turn.
-        view: The view frozen for the turn, whose `SK` numbers catalogs, loads and generators share.
-        sources: The turn's pool.
-        workspace: The turn's files.
-        bus: Where events go.
-        log: What was done so far.
-        streaming: Whether somebody reads the pieces of replies.
-        result: What came of it, once it has ended.
+    `consumer` is the deciding agent, `parts` the system, `session` the session's API bound to this turn; `view` is
+    frozen for the turn, and catalogs, loads and generators share its `SK` numbers. `streaming` tells that somebody
+    reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended.
     """
 
     id: str

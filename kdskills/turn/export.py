@@ -76,15 +76,9 @@ def remap_mounts(export: Mapping[str, Any], mounts: Mapping[str, StrPath]) -> di
 class Exported(NamedTuple):
     """What an export said about itself, kept on the restored side.
 
-    Attributes:
-        complete: Whether all skills were exported, so that a view of any consumer can be taken.
-        consumer: Whose view it is.
-        tools: The tools of that consumer; None for no tool gate.
-        include_internal: Whether internal skills were asked for.
-        refused: `{full id: code}` of what that view refused.
-        content_hash: The descriptor's on the exporting side.
-        fingerprint: The subsystem's on the exporting side.
-        uris: `{full id: URI of the skill's folder}`.
+    `complete` tells that all skills were exported, so that a view of any consumer can be taken; otherwise it is the
+    view of `consumer` with its `tools` (None: no tool gate), which refused `{full id: code}`. `content_hash` and
+    `fingerprint` are those of the exporting side, `uris` is `{full id: URI of the skill's folder}`.
     """
 
     complete: bool
@@ -126,14 +120,8 @@ class Exported(NamedTuple):
 class SubsystemState:
     """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
-    Attributes:
-        descriptor: Its rules.
-        snapshot: Its skills.
-        mounts: `{URI prefix: folder on this host}`.
-        environment: Templates, or None for the shipped ones.
-        source_key: Overrides what makes two rows one source.
-        exported: What the export said, on the restored side.
-        entries: Catalog entries already made, by full id, each with the skill it was made of.
+    `mounts` is `{URI prefix: folder on this host}`, `environment` None for the shipped templates, `source_key`
+    overrides what makes two rows one source; `entries` holds catalog entries by full id, each with its skill.
     """
 
     descriptor: SkillsDescriptor
@@ -249,8 +237,7 @@ def place_roots(
 ) -> tuple[tuple[SkillRoot, ...], dict[str, str]]:
     """Return all roots, the custom one last, and the mounts that say where they are on this host.
 
-    Every root gets a URI that names no host path and is its own: a root whose URI does, or is taken, is named after
-    its kind and place. Raises DescriptorError when the custom root cannot be used.
+    Every root gets a URI of its own that names no host path. Raises DescriptorError for a custom root of no use.
     """
     roots: list[SkillRoot] = []
     mounts: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Functions over what is active here, for code that does not pass a view around, and the instruction block of some skills.
 
-Without `consumer` and `tools` they use the active view; with one of them, the view of that consumer (by default the active
-one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). `by` says who starts
-the skills. Every one of them raises `NoActiveSkills` when nothing is active; `instruction_block` takes its view.
+Without `consumer` and `tools` they use the active view; with one of them, the view of that consumer (by default the
+active one) with those tools (by default the active ones, so that leaving them out never opens a tool gate). `by` says
+who starts the skills. All raise `NoActiveSkills` when nothing is active; `instruction_block` takes its view.
 """
 
 from __future__ import annotations
@@ -32,21 +32,12 @@ def instruction_block(
     header: str = "ACTIVE SKILLS",
     pool: SourcesPool | None = None,
 ) -> InstructionBlock:
-    """Return the block of references already answered by *view*.
+    """Return the block of references already answered by *view*, whose policy decides the imports.
 
-    Each skill of their closure stands once, dependencies first; its citations are rewritten to the pool's numbers.
+    Each skill of their closure stands once, dependencies first; its citations are rewritten to the pool's numbers (a
+    fresh one without *pool*). `compact` takes each skill's compact text, or its full one where there is none.
 
-    Args:
-        view: The view that answered; its policy decides the imports.
-        answers: What `resolve` gave.
-        variant: `compact` takes each skill's compact text, or its full one where there is none.
-        header: The block's first line, without brackets.
-        pool: The turn's pool; None means a fresh one.
-
-    Raises:
-        ValueError: *variant* is none of the two.
-        RootMissing: A skill's file is gone.
-        RootChanged: A verified skill's file has changed.
+    Raises RootMissing when a skill's file is gone, RootChanged when a verified one has changed.
     """
     if variant not in {"full", "compact"}:
         raise ValueError(f"variant is full or compact, not {variant!r}")

@@ -31,9 +31,8 @@ MOST_SUGGESTED: Final = 3
 def rule_findings(bundle: Bundle, recorded: Iterable[str] = ()) -> list[Diagnostic]:
     """Return what is wrong with the consumers that a bundle's rules name.
 
-    Known are the solver's own consumers, those *recorded*, and what the bundle lists as its `consumers`. Where it
-    lists any, every other one is an error. Where it lists none, a name is an error when it is a known one mistyped, and
-    a warning when it is merely like one.
+    Known are the solver's own consumers, those *recorded*, and the bundle's `consumers`. Where it lists any, every
+    other one is an error; else a known name mistyped is an error, and one merely like it a warning.
     """
     listed = bundle.descriptor.consumers
     consumers = dict.fromkeys((*listed, *SOLVER, *recorded))

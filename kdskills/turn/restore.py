@@ -163,7 +163,11 @@ class RestoredRegistry:
         digest = bytes_digest(parts.data)
         if self._verify != "none" and digest != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, digest)
-        files = {parts.file_name: digest, **_companions(folder)}
+        files = {parts.file_name: digest}
+        for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):  # later reads are compared with what they are now
+            name, data, _ = read_companion(folder, names, "lenient")
+            if data is not None:
+                files[name] = bytes_digest(data)
         base = str(folder.parent)
         parsed = parse_parts(
             parts.data,
@@ -202,16 +206,6 @@ class RestoredRegistry:
         if not real.is_dir() or real != Path(os.path.realpath(mount)) / folder.relative_to(mount):
             raise _missing(row.full_id, row.uri)
         return real
-
-
-def _companions(folder: Path) -> dict[str, str]:
-    """Return the digests of the companion files as they are now, by name; later reads are compared with them."""
-    digests: dict[str, str] = {}
-    for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):
-        name, data, _ = read_companion(folder, names, "lenient")
-        if data is not None:
-            digests[name] = bytes_digest(data)
-    return digests
 
 
 def _missing(label: str, uri: str) -> RootMissing:

@@ -140,11 +140,7 @@ class SkillsSubsystem:
         return (*self.descriptor.diagnostics, *state.snapshot.diagnostics, *unmatched)
 
     def refresh(self) -> RefreshReport:
-        """Look through the roots again; if that fails, what was known stays.
-
-        Raises:
-            OSError: The system failed in a way that is no fault of a skill.
-        """
+        """Look through the roots again; if that fails with an OSError, what was known stays."""
         report = self._source.registry.refresh()
         self._refreshed = time.monotonic()
         return report
@@ -279,10 +275,9 @@ class Activation:
         return self
 
     def close(self) -> None:
-        """Put back what was in force before. Closing twice does nothing.
+        """Put back what was in force before; closing twice does nothing.
 
-        Raises:
-            ContextOrder: Another activation is still open on top of this one, or this is another context.
+        Raises ContextOrder: another activation is still open on top of this one, or this is another context.
         """
         if self._token is None:
             return

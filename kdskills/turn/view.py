@@ -48,12 +48,7 @@ class PickerEntry(TypedDict):
 
 
 class SkillSet(list[str]):
-    """Full ids in the order they are read: dependencies first.
-
-    Attributes:
-        refused: The references that were refused.
-        diagnostics: Cycles, and imports left out.
-    """
+    """Full ids in the order they are read, dependencies first, with what was refused, and findings about imports."""
 
     def __init__(
         self, ids: Iterable[str] = (), refused: tuple[Refused, ...] = (), diagnostics: tuple[Diagnostic, ...] = ()
@@ -132,10 +127,8 @@ class SkillView:
     def gate(
         self, ref: str, *, by: By = "model", numbers: Mapping[str, str] | None = None, names: bool = True
     ) -> Granted | Refused:
-        """Do what `resolve` does with other short ids (*numbers*), or without this view's *names*.
-
-        Raises:
-            ValueError: *by* is none of `model`, `user`, `code`.
+        """Do what `resolve` does with other short ids (*numbers*), or without this view's *names*; raises ValueError
+        for *by*.
         """
         if by not in _STARTERS:
             raise ValueError(f"by is one of model, user, code, not {by!r}")
