@@ -32,11 +32,7 @@ DRAFT = "draft"
 
 
 class FacadeCore:
-    """The state behind a facade: client, journal and sessions; the arguments are those of the facades.
-
-    Args:
-        asynchronous: Whether client and handlers may be awaited; otherwise both block.
-    """
+    """The state behind a facade: client, journal and sessions; client and handlers that are not *asynchronous* block."""
 
     def __init__(
         self,
@@ -83,11 +79,7 @@ class FacadeCore:
         return name if isinstance(name, str) else ""
 
     async def call(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-        """Call a client's method and await what it returns.
-
-        Raises:
-            TypeError: A sync facade got an awaitable, which is closed: the client is an async one.
-        """
+        """Call a client's method and await what it returns; raises `TypeError` when a sync facade gets an awaitable."""
         if self.asynchronous:
             answer = function(*arguments, **keywords)
             return await answer if inspect.isawaitable(answer) else answer
@@ -118,11 +110,7 @@ class FacadeCore:
         return self._turnstiles.setdefault(key, asyncio.Lock())
 
     def session(self, session_id: str) -> SessionCore:
-        """Return the core of a session; all handles of one id share it.
-
-        Raises:
-            ValueError: The id is blank.
-        """
+        """Return the core of a session, which all handles of one id share; raises `ValueError` for a blank id."""
         if text_or_none(session_id) is None:
             raise ValueError("session_id must be non-empty text")
         with self._lock:

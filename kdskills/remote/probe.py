@@ -355,11 +355,7 @@ def probes_dir(state: Path) -> Path:
 
 
 def find_binary(binary: str, path: str | None = None) -> Path:
-    """Return the absolute path of a program, by name or path.
-
-    Raises:
-        AppServerGone: There is no such program.
-    """
+    """Return the absolute path of a program, by name or path; raises `AppServerGone` when there is none."""
     program_path = shutil.which(binary, path=path)
     if program_path is None:
         raise AppServerGone(f"there is no program {binary!r}", code="codex_missing", binary=binary)

@@ -90,12 +90,7 @@ async def publish(
     python_tools: Mapping[str, Callable[..., Any]] | None = None,
     renew: Renew | None = None,
 ) -> PublishReport:
-    """Publish the skills of a view in a session, as `AsyncRemoteSkillSession.publish` tells.
-
-    Raises:
-        ValueError: There is no such route.
-        CatalogError: Names collide or do not fit, or this server cannot have roots.
-    """
+    """As `AsyncRemoteSkillSession.publish`; raises `ValueError` for an unknown route."""
     if route not in ("tools", "roots"):
         raise ValueError(f"route is tools or roots, not {route!r}")
     async with core.owner.turnstile(ROOTS):  # one at a time: each is compared with what other sessions published

@@ -82,18 +82,18 @@ class HandlerThreads:
         return await ended
 
     def _work(self) -> None:
-        while (function := self._next()) is not None:
+        while True:
+            with self._ready:
+                if not self._waiting:
+                    self._idle += 1
+                    try:
+                        self._ready.wait_for(lambda: self._waiting, timeout=IDLE_S)
+                    finally:
+                        self._idle -= 1
+                if not self._waiting:
+                    return
+                function = self._waiting.popleft()
             function()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._ready:
-            if not self._waiting:
-                self._idle += 1
-                try:
-                    self._ready.wait_for(lambda: self._waiting, timeout=IDLE_S)
-                finally:
-                    self._idle -= 1
-            return self._waiting.popleft() if self._waiting else None
 
 
 def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

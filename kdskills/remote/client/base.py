@@ -267,9 +267,7 @@ class Waits:
 
     async def turn_status(self, session_id: str, turn_id: str) -> JsonObject:
         """Return `{"status", "turnId", "error"}` of a turn; `unknown` for a turn the server does not list."""
-        turn = await self._turn(session_id, turn_id)
-        if turn is None:
-            return {"status": "unknown", "turnId": turn_id, "error": None}
+        turn = await self._turn(session_id, turn_id) or WatchedTurn(turn_id, "unknown")
         return {"status": turn.status, "turnId": turn_id, "error": turn.error}
 
     async def assistant_reply(
@@ -456,11 +454,7 @@ class AsyncAppServerClient:
         config: Mapping[str, Any] | None = None,
         **opts: Any,
     ) -> Self:
-        """Start a private app-server and talk to it over its pipes; see `AsyncCodexClient.spawn`.
-
-        Raises:
-            AppServerGone: The server cannot be started, or ended at once.
-        """
+        """As `AsyncCodexClient.spawn`, without probe and state folder."""
         options = ClientOptions(**opts)
         environment = child_environment(home, env)
         home_path = Path(environment["HOME"])

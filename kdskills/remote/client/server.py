@@ -310,7 +310,6 @@ EXTRA_ROOTS = "skills/extraRoots/set"
 CLIENT_INFO = {"name": "kdskills", "title": "kdskills", "version": "1"}
 
 T = TypeVar("T")
-
 Connector = Callable[[], Awaitable[Transport]]
 
 

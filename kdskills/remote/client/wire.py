@@ -79,11 +79,8 @@ class Peer:
     async def request(self, method: str, params: JsonObject | None = None, *, timeout_s: float | None = 120.0) -> Any:
         """Ask the server and return its result.
 
-        Raises:
-            AppServerError: It answered with an error.
-            AppServerGone: The connection ended first.
-            WaitTimeoutError: No answer within `timeout_s`.
-            RuntimeError: Called on another event loop than the connection's.
+        Raises `AppServerError`, `AppServerGone` when the connection ends first, `WaitTimeoutError`, and `RuntimeError` on an event
+        loop that is not the connection's.
         """
         self._check_usable(method)
         self._next += 1
@@ -372,12 +369,7 @@ class WebsocketTransport:
 
     @classmethod
     async def connect(cls, url: str, *, token: str | None = None) -> WebsocketTransport:
-        """Open the connection; the proxy settings of the environment are not used.
-
-        Raises:
-            AppServerGone: It cannot be opened, or the URL is no websocket's.
-            MissingExtra: `websockets` is not installed.
-        """
+        """Open the connection, without the environment's proxies; raises `AppServerGone`, also for a URL of another scheme."""
         try:
             from websockets.asyncio.client import connect
             from websockets.exceptions import InvalidHandshake, InvalidURI

@@ -43,12 +43,7 @@ NEEDS_DEAD_OWNER: Final[frozenset[Event]] = frozenset({"take", "rerun"})
 
 
 def takeover(row: JournalRow, *, idempotent: bool) -> Event | None:
-    """Return how a row of another owner may be claimed, or None while it may not.
-
-    Args:
-        row: The row as it was read.
-        idempotent: Whether the skill of the one who asks may run twice; the row must say so, too.
-    """
+    """Return how a row of another owner may be claimed, or None while it may not; both must say *idempotent* for a re-run."""
     if row.alive:
         return None
     if row.state == "claimed":

@@ -101,7 +101,8 @@ class SqlJournal:
         if self._sqlite:
             import sqlalchemy as sa
 
-            sa.event.listen(self.engine, "connect", _set_durable)
+            # a committed answer must survive a power cut
+            sa.event.listen(self.engine, "connect", lambda link, _: link.execute("PRAGMA synchronous=FULL").close())
         self._write(upgrade)
         self.purge()
 
@@ -265,7 +266,3 @@ def _row(record: Mapping[Any, Any]) -> JournalRow:
         answer=answer,
         late=late,
     )
-
-
-def _set_durable(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=FULL").close()  # a committed answer must survive a power cut
