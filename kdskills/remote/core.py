@@ -124,10 +124,10 @@ class FacadeCore:
         with self._lock:
             return self._sessions.get(session_id) or self._closed.get(session_id)
 
-    def sessions(self) -> list[SessionCore]:
-        """Return the cores of the open sessions."""
+    def others(self, core: SessionCore) -> list[SessionCore]:
+        """Return the cores of the open sessions but for this one."""
         with self._lock:
-            return list(dict.fromkeys(self._sessions.values()))
+            return [other for other in dict.fromkeys(self._sessions.values()) if other is not core]
 
     def move(self, core: SessionCore, session_id: str) -> None:
         """Continue a session in its successor thread; the old id leads to the same registry."""

@@ -96,7 +96,7 @@ async def publish(
     async with core.owner.turnstile(ROOTS):  # one at a time: each is compared with what other sessions published
         home = _owned_home(core) if route == "roots" else None
         functions = python_tools if python_tools is not None and home is None else {}
-        digests = {other.roots_digest if home is None else other.view_digest for other in _other_sessions(core)}
+        digests = {other.roots_digest if home is None else other.view_digest for other in core.owner.others(core)}
         if digests - {None, view.digest}:
             words = "another session of this server published other skills, and roots are seen by every session"
             advice = f"give each view a server of its own, or {_AS_TOOLS}"
@@ -126,7 +126,7 @@ async def take_roots_away(core: SessionCore) -> None:
     folder = core.roots_folder
     if folder is None:
         return
-    folders = [session.roots_folder for session in _other_sessions(core) if session.roots_folder is not None]
+    folders = [other.roots_folder for other in core.owner.others(core) if other.roots_folder is not None]
     await _set_roots(core, folders[-1:])
     core.roots_folder = core.roots_digest = None
     shutil.rmtree(folder, ignore_errors=True)
@@ -160,10 +160,6 @@ def text_of(view: SkillView, full_id: str) -> tuple[str, tuple[Diagnostic, ...]]
         return "", ()
     block = instruction_block(view, (resolution,))
     return str(block), tuple(block.diagnostics)
-
-
-def _other_sessions(core: SessionCore) -> list[SessionCore]:
-    return [session for session in core.owner.sessions() if session is not core]
 
 
 def _owned_home(core: SessionCore) -> Path:

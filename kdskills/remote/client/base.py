@@ -339,11 +339,11 @@ def signal_of(method: str, params: JsonObject, request_id: str | None = None) ->
 class Signals:
     """An async iterator over the signals of one session, from its creation on; ends with the connection."""
 
-    def __init__(self, stream: SignalStream, session_id: str | None) -> None:
-        self._stream = stream
-        self._session_id = session_id
+    def __init__(self, readers: set[Signals], session_id: str | None) -> None:
+        self._readers, self._session_id = readers, session_id
         self._queue: asyncio.Queue[AppServerSignal | None] = asyncio.Queue()
         self.dropped = 0
+        readers.add(self)
 
     def __aiter__(self) -> AsyncIterator[AppServerSignal]:
         return self
@@ -365,7 +365,7 @@ class Signals:
 
     def close(self) -> None:
         """Stop listening."""
-        self._stream.readers.discard(self)
+        self._readers.discard(self)
         self._queue.put_nowait(None)
 
     def offer(self, signal: AppServerSignal | None) -> None:
@@ -383,17 +383,15 @@ class SignalStream:
     """`client.stream`: distributes signals to all readers."""
 
     def __init__(self) -> None:
-        self.readers: set[Signals] = set()
+        self._readers: set[Signals] = set()
 
     def signals(self, session_id: str | None = None) -> Signals:
         """Listen to one session, or to all; iterate over what is returned, and close it."""
-        reader = Signals(self, session_id)
-        self.readers.add(reader)
-        return reader
+        return Signals(self._readers, session_id)
 
     def publish(self, signal: AppServerSignal | None) -> None:
         """Offer a signal to every reader; None tells that the connection ended."""
-        for reader in list(self.readers):
+        for reader in list(self._readers):
             reader.offer(signal)
 
 

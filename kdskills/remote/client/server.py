@@ -429,11 +429,10 @@ class AppServer:
                 if not closing or asyncio.get_running_loop().time() >= end:
                     raise
             await asyncio.sleep(CLOSING_PAUSE_S)
-        info = answer.get("thread") if isinstance(answer, dict) else None
-        if isinstance(info, dict):
-            self.threads.learn(info, subscribed=True)
-        else:
-            self.threads.get(thread_id).subscribed = True
+        self.threads.get(thread_id).subscribed = True
+        match answer:
+            case {"thread": {} as info}:
+                self.threads.learn(info, subscribed=True)
         return answer if isinstance(answer, dict) else {}
 
     async def subscribed(self, thread_id: str) -> WatchedThread:
