@@ -143,6 +143,7 @@ def _installed(point: metadata.EntryPoint) -> object:
         raise PluginInvalid(message, plugin=point.name) from error
 
 
+@dataclass(frozen=True)
 class HookAnswers:
     """The one place where hooks are called, and their answers combined by the rule in each hook's docstring.
 
@@ -151,8 +152,7 @@ class HookAnswers:
     granted until its plugin works or is taken out.
     """
 
-    def __init__(self, pm: PluginManager) -> None:
-        self._pm = pm
+    pm: PluginManager
 
     def answers(self, hook: str, accept: Callable[[Any], T | None], **arguments: Any) -> list[T]:
         """Return the answers of all plugins in the order they were registered, without those that are None.
@@ -243,7 +243,7 @@ class HookAnswers:
 
     def _calls(self, hook: str) -> list[pluggy.HookImpl]:
         """Return the implementations of *hook*, last registered first."""
-        caller: pluggy.HookCaller = getattr(self._pm.hook, hook)
+        caller: pluggy.HookCaller = getattr(self.pm.hook, hook)
         return caller.get_hookimpls()[::-1]
 
     def _ask(

@@ -361,16 +361,9 @@ async def why(bundles: BundleLoader, arguments: RefInput, context: Context) -> W
     view = arguments.view_of(subsystem, context)
     if not context.identity.sees_all:
         answer = arguments.answer(view, context, subsystem)
-        refusal = answer if isinstance(answer, Refused) else None
-        return WhyOutput(
-            ref=arguments.ref,
-            consumer=arguments.consumer_of(context),
-            full_id=answer.full_id,
-            granted=refusal is None,
-            code="granted" if refusal is None else refusal.code,
-            reason=None if refusal is None else refusal.reason,
-            steps=(),
-        )
+        code, reason = ("granted", None) if isinstance(answer, Granted) else (answer.code, answer.reason)
+        facts = {"granted": code == "granted", "code": code, "reason": reason, "steps": ()}
+        return WhyOutput.of(answer, ref=arguments.ref, consumer=arguments.consumer_of(context), **facts)
     ref = meant_id(subsystem, view, arguments.ref)
     explained = view.explain(ref, by=arguments.starter(context))
     notes = [*explained.notes]

@@ -159,13 +159,11 @@ def _unmet(demo: Cassette | None, result: TurnResult, lacking: Mapping[str, Miss
 
 def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     """Copy the turn's files to *out* and return their paths."""
-    paths = []
-    for file in result.files:
-        target = out / file.path
+    targets = {out / file.path: file.location for file in result.files}
+    for target, source in targets.items():
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.location, target)
-        paths.append(str(target))
-    return tuple(paths)
+        shutil.copyfile(source, target)
+    return tuple(map(str, targets))
 
 
 async def run(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -384,46 +383,6 @@ def step_of(step: StepHead, tails: Tails | None = None) -> StepSnapshot:
     return StepSnapshot.of(step, task, task_id=task.id, **(totals | facts))
 
 
-def task_row(head: TaskHead) -> TaskRow:
-    """Return a task as a list shows it."""
-    return TaskRow.of(*sources_of(head), head.scope, task_id=head.id, command=head.spec.command.argv)
-
-
-def job_row(head: JobHead) -> JobRow:
-    """Return a job as a list shows it."""
-    return JobRow.of(*sources_of(head), head.scope, job_id=head.id, steps=len(head.steps))
-
-
-def task_snapshot(head: TaskHead, tails: Tails, *, active: bool) -> TaskSnapshot:
-    """Return a task as it is now, with the ends of its two streams; *active* tells whether its ports can be reached."""
-    return TaskSnapshot.of(
-        *sources_of(head),
-        task_id=head.id,
-        workdir=workdir_of(head.spec.command.cwd),
-        startup_ready=None if head.mode == "batch" else head.ready_at is not None,
-        cancel_requested=head.cancel_at is not None,
-        exposed_endpoints=endpoints_of(head),
-        exposed_endpoints_active=active,
-        **printed(tails, more_after=not head.terminal),
-    )
-
-
-def job_snapshot(head: JobHead, tails: Mapping[int, Tails]) -> JobSnapshot:
-    """Return a job as it is now, with the ends of its steps' output by index."""
-    return JobSnapshot.of(
-        *sources_of(head),
-        job_id=head.id,
-        steps=tuple(step_of(step, tails.get(step.index)) for step in head.steps),
-        cancel_requested=head.cancel_at is not None,
-    )
-
-
-def query_output(head: TaskHead, tails: Tails) -> QueryOutput:
-    """Return what a status query printed."""
-    ran = run_output(head, tails)
-    return QueryOutput.of(ran, ran.timing)
-
-
 async def task_status(work: WorkService, arguments: TaskStatusInput, context: Context) -> TaskSnapshot:
     """Show a task, or run a command that asks how something stands, in a sandbox and under the policy of its skill."""
     head = None if arguments.task_id is None else await work.task(context.identity, arguments.task_id)
@@ -439,16 +398,24 @@ async def task_status(work: WorkService, arguments: TaskStatusInput, context: Co
     run_place = await work.run_place(context.identity, name, "skills.task_status", None, told)
     spec = task_spec(call, run_place, scope_of(context.identity), work.limits, sync=True)
     ran = await work.run(context.identity, spec, None, "")
-    query = query_output(ran, await work.tails(ran, arguments.tail_bytes))
+    output = run_output(ran, await work.tails(ran, arguments.tail_bytes))
     latest = ran if head is None else await work.task(context.identity, head.id)
-    snapshot = await _task(work, latest, arguments.tail_bytes)
-    facts = {"provider": "cmd", "query": query, "task_id": None if head is None else head.id}
-    return snapshot.model_copy(update=facts)
+    facts = {"provider": "cmd", "query": QueryOutput.of(output, output.timing), "task_id": head and head.id}
+    return await _task(work, latest, arguments.tail_bytes, **facts)
 
 
-async def _task(work: WorkService, head: TaskHead, tail_bytes: int) -> TaskSnapshot:
-    tails = await work.tails(head, tail_bytes)
-    return task_snapshot(head, tails, active=await work.endpoints_active(head))
+async def _task(work: WorkService, head: TaskHead, tail_bytes: int, **facts: Any) -> TaskSnapshot:
+    """Return a task as it is now, with the ends of its two streams."""
+    streams = printed(await work.tails(head, tail_bytes), more_after=not head.terminal)
+    usual = {
+        "task_id": head.id,
+        "workdir": workdir_of(head.spec.command.cwd),
+        "startup_ready": None if head.mode == "batch" else head.ready_at is not None,
+        "cancel_requested": head.cancel_at is not None,
+        "exposed_endpoints": endpoints_of(head),
+        "exposed_endpoints_active": await work.endpoints_active(head),
+    }
+    return TaskSnapshot.of(*sources_of(head), **(usual | streams | facts))
 
 
 async def job_status(work: WorkService, arguments: JobStatusInput, context: Context) -> JobSnapshot:
@@ -456,23 +423,24 @@ async def job_status(work: WorkService, arguments: JobStatusInput, context: Cont
     return await _job(work, await work.job(context.identity, arguments.job_id), arguments.tail_bytes)
 
 
-async def _job(work: WorkService, head: JobHead, tail_bytes: int) -> JobSnapshot:
-    tasks = {step.index: step.task for step in head.steps if step.task is not None} if tail_bytes else {}
-    return job_snapshot(head, {index: await work.tails(task, tail_bytes) for index, task in tasks.items()})
+async def _job(work: WorkService, head: JobHead, tail_bytes: int, **facts: Any) -> JobSnapshot:
+    """Return a job as it is now, with the ends of its steps' output."""
+    tails = {step.index: await work.tails(step.task, tail_bytes) for step in head.steps if tail_bytes and step.task}
+    steps = tuple(step_of(step, tails.get(step.index)) for step in head.steps)
+    asked = head.cancel_at is not None
+    return JobSnapshot.of(*sources_of(head), job_id=head.id, steps=steps, cancel_requested=asked, **facts)
 
 
 async def task_watch(work: WorkService, arguments: TaskWatchInput, context: Context) -> TaskSnapshot:
     """Tell a task's progress until it is over."""
     head, timed_out = await _watched(work, TaskHead, arguments.task_id, arguments, context)
-    snapshot = await _task(work, head, arguments.tail_bytes)
-    return snapshot.model_copy(update={"watch_timeout": timed_out})
+    return await _task(work, head, arguments.tail_bytes, watch_timeout=timed_out)
 
 
 async def job_watch(work: WorkService, arguments: JobWatchInput, context: Context) -> JobSnapshot:
     """Tell a job's progress until it is over."""
     head, timed_out = await _watched(work, JobHead, arguments.job_id, arguments, context)
-    snapshot = await _job(work, head, arguments.tail_bytes)
-    return snapshot.model_copy(update={"watch_timeout": timed_out})
+    return await _job(work, head, arguments.tail_bytes, watch_timeout=timed_out)
 
 
 async def _watched(
@@ -599,13 +567,15 @@ class ArtifactOutput(Artifact):
 async def list_tasks(work: WorkService, arguments: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
     page, following = await _page(work, TaskHead, arguments, context, job_id=arguments.job_id, steps=arguments.steps)
-    return TaskList(tasks=tuple(map(task_row, page)), next_cursor=following)
+    rows = [TaskRow.of(*sources_of(each), each.scope, task_id=each.id, command=each.spec.command.argv) for each in page]
+    return TaskList(tasks=tuple(rows), next_cursor=following)
 
 
 async def list_jobs(work: WorkService, arguments: ListInput, context: Context) -> JobList:
     """List the caller's jobs; administrators see those of every agent."""
     page, following = await _page(work, JobHead, arguments, context)
-    return JobList(jobs=tuple(map(job_row, page)), next_cursor=following)
+    rows = [JobRow.of(*sources_of(each), each.scope, job_id=each.id, steps=len(each.steps)) for each in page]
+    return JobList(jobs=tuple(rows), next_cursor=following)
 
 
 async def _page(
