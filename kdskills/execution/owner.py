@@ -217,6 +217,7 @@ def is_leftover(labels: Mapping[str, str]) -> bool:
 
 
 def _pid_namespace() -> str:
+    """Return the namespace as the kernel names it, `pid:[NUMBER]`; empty where there is no /proc."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -232,7 +233,7 @@ PROBE_S = 10
 
 def leaf_name() -> str:
     """Return a new name for a leaf of this process."""
-    return f"{_own_namespace()}-{os.getpid()}-{process_start(os.getpid()) or 0}-{secrets.token_hex(8)}"
+    return f"{_pid_namespace()[5:-1]}-{os.getpid()}-{process_start(os.getpid()) or 0}-{secrets.token_hex(8)}"
 
 
 def leaf_is_leftover(name: str) -> bool:
@@ -241,7 +242,7 @@ def leaf_is_leftover(name: str) -> bool:
     if probe is not None:
         return time.monotonic_ns() - int(probe["made"]) > PROBE_S * 10**9
     owner = _LEAF.fullmatch(name)
-    if owner is None or int(owner["ns"]) != _own_namespace():
+    if owner is None or owner["ns"] != _pid_namespace()[5:-1]:
         return False
     return process_start(int(owner["pid"])) != owner["start"]
 
@@ -306,7 +307,3 @@ def reap(records: RunRecords, parent: Cgroup | None) -> ReapReport:
         path.unlink(missing_ok=True)
         ended.append(f"run {run}" + (f": launcher {launcher}" if alive else ": its record"))
     return ReapReport(tuple(ended), tuple(failed))
-
-
-def _own_namespace() -> int:
-    return Path("/proc/self/ns/pid").stat().st_ino

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import marshal
 import os
 import platform
 import re
@@ -21,6 +22,7 @@ import tarfile
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 from kdskills.errors import ExecFailed
@@ -54,6 +56,13 @@ def recipe(path: Path) -> list[tuple[str, bool]]:
     return [(words[0], "?" not in words[1:]) for words in lines if words]
 
 
+class _CodeReader(SourceFileLoader):
+    """Gives a module's code, the host's own bytecode where that is fresh; the host's folders stay as they are."""
+
+    def set_data(self, *_: object, **__: object) -> None:
+        pass
+
+
 def place_module(source: Path, target: Path) -> None:
     """Copy one file; Python files get bytecode that is used without looking at the source's time."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -61,11 +70,12 @@ def place_module(source: Path, target: Path) -> None:
     if source.suffix != ".py":
         shutil.copymode(source, target)
         return
-    data = _bytecode(source)
-    if data is not None:
+    with suppress(SyntaxError, ValueError):  # a template or a module for another Python: the source alone is copied
+        code = _CodeReader("module", str(source)).get_code("module")
+        unchecked = (1).to_bytes(4, "little") + importlib.util.source_hash(source.read_bytes())
         cached = Path(importlib.util.cache_from_source(str(target), optimization=""))
         cached.parent.mkdir(exist_ok=True)
-        cached.write_bytes(data)
+        cached.write_bytes(importlib.util.MAGIC_NUMBER + unchecked + marshal.dumps(code))
 
 
 def settle_modes(top: Path) -> None:
@@ -76,25 +86,6 @@ def settle_modes(top: Path) -> None:
             path = Path(folder) / name
             if not path.is_symlink():
                 path.chmod(0o755 if path.stat().st_mode & 0o111 else 0o644)
-
-
-def _bytecode(source: Path) -> bytes | None:
-    """Return an unchecked-hash pyc: the host's own when it is fresh, else compiled now; None when it has no code."""
-    data = source.read_bytes()
-    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(data)
-    info, pyc = source.stat(), b""
-    with suppress(OSError):
-        pyc = Path(importlib.util.cache_from_source(str(source), optimization="")).read_bytes()
-    stamp = (int(info.st_mtime) & 0xFFFFFFFF).to_bytes(4, "little") + (info.st_size & 0xFFFFFFFF).to_bytes(4, "little")
-    if pyc[:16] == importlib.util.MAGIC_NUMBER + bytes(4) + stamp:
-        return head + pyc[16:]
-    import marshal
-
-    try:
-        code = compile(data, str(source), "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None  # a template or a module for another Python; the source alone is copied
-    return head + marshal.dumps(code)
 
 
 class Copier:

@@ -276,7 +276,7 @@ class DockerExecutor(ExecutionEngine):
 
     def end_leftovers(self) -> ReapReport:
         """Remove containers whose owner is dead."""
-        from docker.errors import APIError, DockerException, NotFound
+        from docker.errors import APIError, DockerException
 
         ended: list[str] = []
         lost: list[str] = []
@@ -290,13 +290,13 @@ class DockerExecutor(ExecutionEngine):
             try:
                 container.remove(force=True, v=True)
                 ended.append(f"container {container.name}")
-            except NotFound:
-                continue  # another process that removes leftovers was quicker
-            except APIError as error:
-                if error.status_code != HTTPStatus.CONFLICT:  # a conflict: it is being removed at this moment
-                    lost.append(f"container {container.name}: {error}")
             except DockerException as error:
-                lost.append(f"container {container.name}: {error}")
+                # Another process that removes leftovers was quicker, or is removing it at this moment.
+                if not isinstance(error, APIError) or error.status_code not in {
+                    HTTPStatus.NOT_FOUND,
+                    HTTPStatus.CONFLICT,
+                }:
+                    lost.append(f"container {container.name}: {error}")
         return ReapReport(tuple(ended), tuple(lost))
 
     def image(self) -> tuple[str, Rootfs]:

@@ -116,22 +116,20 @@ class Cloud:
         except (Trouble, self.sdk.CommandExitException):
             raise
         except Exception as error:  # noqa: BLE001 - the SDK raises plain Exception, too; each becomes Trouble
-            raise self._trouble(error) from None
-
-    def _trouble(self, error: Exception) -> Trouble:
-        sdk = self.sdk
-        words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
-        # The first that fits: a missing file is a kind of what is missing.
-        kinds: tuple[tuple[type[Any], Code, str], ...] = (
-            (sdk.AuthenticationException, "unauthorized", f"E2B refused the API key ({words})"),
-            (sdk.RateLimitException, "rate_limited", f"E2B's rate limit is reached; try again later ({words})"),
-            (sdk.FileNotFoundException, "file_missing", words),
-            (sdk.NotFoundException, "gone", words),
-        )
-        return next(
-            (Trouble(code, message) for kind, code, message in kinds if isinstance(error, kind)),
-            Trouble("unreachable", words),
-        )
+            words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
+            # The first that fits: a missing file is a kind of what is missing.
+            kinds: tuple[tuple[type[Any], Code, str], ...] = (
+                (self.sdk.AuthenticationException, "unauthorized", f"E2B refused the API key ({words})"),
+                (
+                    self.sdk.RateLimitException,
+                    "rate_limited",
+                    f"E2B's rate limit is reached; try again later ({words})",
+                ),
+                (self.sdk.FileNotFoundException, "file_missing", words),
+                (self.sdk.NotFoundException, "gone", words),
+                (Exception, "unreachable", words),
+            )
+            raise next(Trouble(code, words) for kind, code, words in kinds if isinstance(error, kind)) from None
 
 
 class Machine:
@@ -346,10 +344,6 @@ class Record:
         """Whether a living process holds the lease and its time is not over."""
         return self.until > now and not is_leftover(self.holder)
 
-    def expired(self, now: float, idle_s: float, hard_s: float) -> bool:
-        """Whether its sandbox is over its idle or its hard time."""
-        return now - self.used > idle_s or now - self.created > hard_s
-
 
 @dataclass(slots=True)
 class SandboxLease:
@@ -394,9 +388,10 @@ class SandboxLeases:
         """Return (key, record, reason) of records nobody will use again: dead holders, sandboxes over their time."""
         for path in sorted(self._top.glob("*.json")) if self._top.is_dir() else ():
             record, now = self._read(path.stem), time.time()
+            expired = now - record.used > idle_s or now - record.created > hard_s
             if record.until and is_leftover(record.holder):
                 yield path.stem, record, "its owner is dead"
-            elif record.sandbox is not None and not record.is_held(now) and record.expired(now, idle_s, hard_s):
+            elif record.sandbox is not None and not record.is_held(now) and expired:
                 yield path.stem, record, "its time is over"
 
     def forget(self, key: str, record: Record) -> bool:
