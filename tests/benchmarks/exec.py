@@ -42,7 +42,7 @@ def rows() -> dict[str, Row]:
     options = ExecutionOptions(best_effort=frozenset({"memory", "pids"}), allow_unisolated=True)
     counted, strict = BubblewrapExecutor(options), BubblewrapExecutor(options)
     pooled = BubblewrapExecutor(dataclasses.replace(options, pool=POOL))
-    setup, _ = strict._prepared()
+    setup = strict.prepared()
     strict._setup = dataclasses.replace(setup, cgroups=None)
     plain = ExecRequest(argv=PYTHON)
     unsafe = ExecRequest(argv=(sys.executable, "-c", "pass"), profile="unsafe-local")

@@ -33,10 +33,13 @@ from kdskills.execution.run import ExecutionEngine, ProgramEnd
 from kdskills.execution.stage import read_inputs
 from kdskills.execution.streams import CHUNK, GRACE_S
 from kdskills.hooks import Register, hookimpl
+from kdskills.storage.database import LazyModule
 
 if TYPE_CHECKING:
-    from docker import DockerClient
+    import docker.errors
     from docker.models.containers import Container
+else:
+    docker = LazyModule("docker")
 
 START_SLACK_S: Final = 0.9
 LOCAL_DAEMON: Final = "http+docker://localhost"
@@ -107,15 +110,11 @@ class DockerRun(RemoteRun):
 
     @staticmethod
     def _kill(container: Container, number: int) -> None:
-        from docker.errors import APIError
-
-        with contextlib.suppress(APIError):  # not yet or no longer running: there is no process to signal
+        with contextlib.suppress(docker.errors.APIError):  # not yet or no longer running: there is no process to signal
             container.kill(signal=number)
 
     def _contain(self) -> ExecResult:
         """Make the container, talk to its init to the end or to the run's time, remove it; in a thread of the engine's."""
-        from docker.errors import DockerException
-
         started = time.monotonic()
         answer = ContainerAnswer(self._plan, self._nonce, self.stdout)
         state: dict[str, Any] = {}
@@ -133,11 +132,11 @@ class DockerRun(RemoteRun):
                 if self._overdue:
                     self._kill(container, signal.SIGKILL)
                 state = self._state(container)
-        except (DockerException, OSError) as error:
+        except (docker.errors.DockerException, OSError) as error:
             fault = f"{type(error).__name__}: {error}"
         finally:
             if self._container is not None:
-                with contextlib.suppress(DockerException):  # `reap` finds what could not be removed
+                with contextlib.suppress(docker.errors.DockerException):  # `reap` finds what could not be removed
                     self._container.remove(force=True, v=True)
         answer.close()
         return self._result_of(answer, state, fault, time.monotonic() - started)
@@ -232,14 +231,12 @@ class DockerExecutor(ExecutionEngine):
         super().__init__(options)
         self.threads = ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="kdskills-docker")
         self._image_lock = threading.Lock()
-        self._client: DockerClient | None = None
+        self._client: docker.DockerClient | None = None
         self._image: tuple[str, Rootfs] | None = None
         self._enforced: frozenset[str] | None = None
 
-    def connect(self) -> DockerClient:
+    def connect(self) -> docker.DockerClient:
         """Return the client. Raises DockerException."""
-        import docker
-
         with self.lock:
             if self._client is None:
                 _knock()
@@ -249,11 +246,9 @@ class DockerExecutor(ExecutionEngine):
     @contextlib.contextmanager
     def answering(self) -> Iterator[None]:
         """Turn what the SDK raises into a refusal."""
-        from docker.errors import DockerException
-
         try:
             yield
-        except DockerException as error:
+        except docker.errors.DockerException as error:
             raise ExecRefused(f"no docker engine answers: {error}", engine=self.name) from error
 
     def enforceable(self) -> frozenset[str]:
@@ -276,13 +271,11 @@ class DockerExecutor(ExecutionEngine):
 
     def end_leftovers(self) -> ReapReport:
         """Remove containers whose owner is dead."""
-        from docker.errors import APIError, DockerException
-
         ended: list[str] = []
         lost: list[str] = []
         try:
             containers = self.connect().containers.list(all=True, filters={"label": RUN_LABEL}, ignore_removed=True)
-        except DockerException as error:
+        except docker.errors.DockerException as error:
             return ReapReport(failed=(f"docker: {error}",))
         for container in containers:
             if not is_leftover(container.labels):
@@ -290,9 +283,9 @@ class DockerExecutor(ExecutionEngine):
             try:
                 container.remove(force=True, v=True)
                 ended.append(f"container {container.name}")
-            except DockerException as error:
+            except docker.errors.DockerException as error:
                 # Another process that removes leftovers was quicker, or is removing it at this moment.
-                if not isinstance(error, APIError) or error.status_code not in {
+                if not isinstance(error, docker.errors.APIError) or error.status_code not in {
                     HTTPStatus.NOT_FOUND,
                     HTTPStatus.CONFLICT,
                 }:
@@ -301,8 +294,6 @@ class DockerExecutor(ExecutionEngine):
 
     def image(self) -> tuple[str, Rootfs]:
         """Return the image's id and the tree it is made of; it is imported unless the daemon has it, and never pulled."""
-        from docker.errors import ImageNotFound
-
         client = self.connect()
         with self._image_lock:
             if self._image is not None:
@@ -312,7 +303,7 @@ class DockerExecutor(ExecutionEngine):
             name = f"{REPOSITORY}:{digest.removeprefix('sha256:')[:32]}"
             try:
                 image = client.images.get(name)
-            except ImageNotFound:
+            except docker.errors.ImageNotFound:
                 client.api.import_image_from_file(str(tar), repository=REPOSITORY, tag=name.partition(":")[2])
                 image = client.images.get(name)
             if image.id is None:
@@ -323,8 +314,6 @@ class DockerExecutor(ExecutionEngine):
 
 def _knock() -> None:
     """Raise DockerException when nothing listens on the daemon's socket; the SDK's own try would leave sockets open."""
-    from docker.errors import DockerException
-
     host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     if not host.startswith("unix://"):
         return
@@ -332,7 +321,7 @@ def _knock() -> None:
         try:
             knock.connect(host.removeprefix("unix://"))
         except OSError as error:
-            raise DockerException(f"{host}: {error.strerror or error}") from error
+            raise docker.errors.DockerException(f"{host}: {error.strerror or error}") from error
 
 
 @hookimpl

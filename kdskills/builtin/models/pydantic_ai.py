@@ -26,11 +26,14 @@ from kdskills.models import (
     parse_address,
     parse_object,
 )
+from kdskills.storage.database import LazyModule
 
 if TYPE_CHECKING:
-    from pydantic_ai.exceptions import ModelAPIError
-    from pydantic_ai.messages import ModelMessage, ModelResponse
+    from pydantic_ai import direct, exceptions
+    from pydantic_ai import messages as parts
     from pydantic_ai.models import Model
+else:
+    direct, exceptions, parts = (LazyModule(f"pydantic_ai.{name}") for name in ("direct", "exceptions", "messages"))
 
 RETRYABLE = frozenset({408, 409, 429})
 _FULL = (
@@ -66,22 +69,21 @@ class PydanticAIModel:
 
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request* as a whole. Raises `ModelFailed`."""
-        from pydantic_ai.direct import model_request
-
         with self._failures(request):
-            return incoming(await model_request(self._model, **_outgoing(request)), self.name)
+            return incoming(await direct.model_request(self._model, **_outgoing(request)), self.name)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
         """Answer *request* in pieces. Raises `ModelFailed`."""
-        from pydantic_ai.direct import model_request_stream
-        from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
-
         with self._failures(request):
-            async with model_request_stream(self._model, **_outgoing(request)) as pieces:
+            async with direct.model_request_stream(self._model, **_outgoing(request)) as pieces:
                 async for event in pieces:
-                    if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart) and event.part.content:
+                    if (
+                        isinstance(event, parts.PartStartEvent)
+                        and isinstance(event.part, parts.TextPart)
+                        and event.part.content
+                    ):
                         yield TextDelta(event.part.content)
-                    elif isinstance(event, PartDeltaEvent) and isinstance(event.delta, TextPartDelta):
+                    elif isinstance(event, parts.PartDeltaEvent) and isinstance(event.delta, parts.TextPartDelta):
                         yield TextDelta(event.delta.content_delta)
                 answer = incoming(pieces.get(), self.name)
         yield answer
@@ -89,14 +91,12 @@ class PydanticAIModel:
     @contextmanager
     def _failures(self, request: ModelRequest) -> Iterator[None]:
         """Turn what pydantic-ai raises into ModelFailed, without key and values of headers of one's own."""
-        from pydantic_ai.exceptions import AgentRunError, UserError
-
         headers = request.settings.get("extra_headers")
         if isinstance(headers, Mapping):
             self._redactor.add(*(str(value) for value in headers.values()))
         try:
             yield
-        except (AgentRunError, UserError) as error:
+        except (exceptions.AgentRunError, exceptions.UserError) as error:
             # Without the cause: it holds headers and bodies, which a printed traceback would show.
             raise as_failure(error, self.name, self._redactor) from None
 
@@ -130,28 +130,25 @@ def _outgoing(request: ModelRequest) -> dict[str, Any]:
     return {"messages": messages, "model_settings": values, "model_request_parameters": parameters}
 
 
-def history(instructions: str, messages: tuple[Message, ...]) -> list[ModelMessage]:
+def history(instructions: str, messages: tuple[Message, ...]) -> list[parts.ModelMessage]:
     """Return *messages* in pydantic-ai's form; neighbouring user and tool messages share one request."""
-    from pydantic_ai.messages import ModelRequest as Request
-    from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
-
-    out: list[ModelMessage] = []
+    out: list[parts.ModelMessage] = []
     for message in messages:
         if message.role == "assistant":
-            calls = [ToolCallPart(c.tool, _arguments(c), tool_call_id=c.id) for c in message.calls]
-            text = [TextPart(message.text)] if message.text or not calls else []
-            out.append(ModelResponse(parts=[*text, *calls]))
+            calls = [parts.ToolCallPart(c.tool, _arguments(c), tool_call_id=c.id) for c in message.calls]
+            text = [parts.TextPart(message.text)] if message.text or not calls else []
+            out.append(parts.ModelResponse(parts=[*text, *calls]))
             continue
         part = (
-            UserPromptPart(message.text)
+            parts.UserPromptPart(message.text)
             if message.role == "user"
-            else ToolReturnPart(message.tool or "", message.text, tool_call_id=message.call_id or "")
+            else parts.ToolReturnPart(message.tool or "", message.text, tool_call_id=message.call_id or "")
         )
         last = out[-1] if out else None
-        if isinstance(last, Request):
-            out[-1] = Request(parts=[*last.parts, part], instructions=instructions or None)
+        if isinstance(last, parts.ModelRequest):
+            out[-1] = parts.ModelRequest(parts=[*last.parts, part], instructions=instructions or None)
         else:
-            out.append(Request(parts=[part], instructions=instructions or None))
+            out.append(parts.ModelRequest(parts=[part], instructions=instructions or None))
     return out
 
 
@@ -161,17 +158,15 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
     return {"invalid_json": call.arguments} if parsed is None else parsed
 
 
-def incoming(response: ModelResponse, name: str) -> ModelReply:
+def incoming(response: parts.ModelResponse, name: str) -> ModelReply:
     """Return pydantic-ai's response as a reply; thinking and other parts are not part of it."""
-    from pydantic_ai.messages import TextPart, ToolCallPart
-
-    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+    text = "".join(part.content for part in response.parts if isinstance(part, parts.TextPart))
     calls = tuple(
         ToolCall(
             part.tool_call_id, part.tool_name, part.args if isinstance(part.args, str) else part.args_as_json_str()
         )
         for part in response.parts
-        if isinstance(part, ToolCallPart)
+        if isinstance(part, parts.ToolCallPart)
     )
     usage = Usage(response.usage.input_tokens, response.usage.output_tokens)
     model = response.model_name or name
@@ -180,31 +175,22 @@ def incoming(response: ModelResponse, name: str) -> ModelReply:
 
 def as_failure(error: Exception, name: str, redactor: Redactor) -> ModelFailed:
     """Return the failure a provider's exception stands for; headers and bodies stay out of it but for a short text."""
-    from pydantic_ai.exceptions import (
-        ModelAPIError,
-        ModelConnectionError,
-        ModelContextWindowExceededError,
-        ModelHTTPError,
-        ModelQuotaExceededError,
-        ModelRequestTimeout,
-    )
-
-    if not isinstance(error, ModelAPIError):
+    if not isinstance(error, exceptions.ModelAPIError):
         return ModelFailed(f"{name} gave no usable answer: {_short(redactor.text(str(error)))}", model=name)
-    if isinstance(error, ModelContextWindowExceededError) or _is_full(error):
+    if isinstance(error, exceptions.ModelContextWindowExceededError) or _is_full(error):
         return ModelFailed(f"the request does not fit the window of {name}", code="context_full", model=name)
     retry_after = error.retry_after
-    if isinstance(error, ModelHTTPError):
+    if isinstance(error, exceptions.ModelHTTPError):
         status = error.status_code
-        retryable = (status in RETRYABLE or status >= 500) and not isinstance(error, ModelQuotaExceededError)
+        retryable = (status in RETRYABLE or status >= 500) and not isinstance(error, exceptions.ModelQuotaExceededError)
         message = f"{name} answered with status {status}: {_short(redactor.text(_body_message(error.body)))}"
         return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name, status=status)
-    retryable = isinstance(error, ModelConnectionError | ModelRequestTimeout)
+    retryable = isinstance(error, exceptions.ModelConnectionError | exceptions.ModelRequestTimeout)
     message = f"{name} could not be asked: {_short(redactor.text(error.message))}"
     return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name)
 
 
-def _is_full(error: ModelAPIError) -> bool:
+def _is_full(error: exceptions.ModelAPIError) -> bool:
     text = f"{error.provider_error_code} {_body_message(error.body)}".lower()
     return getattr(error, "status_code", 400) in {400, 413} and any(words in text for words in _FULL)
 
