@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from kdskills.bundle.load import Bundle, load_bundle
 else:
     __getattr__, __dir__ = lazy_exports(
-        __name__,
-        {
-            ".descriptor": "AgentRules SkillsDescriptor",
-            ".load": "Bundle load_bundle",
-        },
+        __name__, {".descriptor": "AgentRules SkillsDescriptor", ".load": "Bundle load_bundle"}
     )
 
 __all__ = ["AgentRules", "Bundle", "SkillsDescriptor", "load_bundle"]

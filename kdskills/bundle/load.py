@@ -86,11 +86,8 @@ def load_bundle(
         raise BundleError(f"there is no bundle folder at {path}", code="bundle_missing", path=str(path))
     descriptor_names = [name for name in NAMES if os.path.lexists(root / name)]
     if len(descriptor_names) > 1:
-        raise BundleError(
-            f"a bundle has one descriptor, this has {', '.join(descriptor_names)}",
-            code="bundle_ambiguous",
-            files=descriptor_names,
-        )
+        message = f"a bundle has one descriptor, this has {', '.join(descriptor_names)}"
+        raise BundleError(message, code="bundle_ambiguous", files=descriptor_names)
     if not descriptor_names and not is_folder(root / "skills"):
         message = f"{path} is no bundle: it has neither a skills_descriptor nor a folder skills/ that can be seen"
         raise BundleError(message, code="bundle_empty", path=str(path))

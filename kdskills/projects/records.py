@@ -16,7 +16,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from kdskills.errors import BadRequest, Conflict, Diagnostic, NotFound
-from kdskills.skills.archives import TreeFile
+from kdskills.skills.safe_open import TreeFile
 from kdskills.storage.database import micros, moment_of, upsert, word_type
 
 PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")

@@ -150,10 +150,7 @@ def _structure(header: str) -> re.Pattern[str]:
 
     headings = "|".join(spaced(words) for words in ("Skill:", "Skill Guidance"))
     titles = "|".join(spaced(words) for words in dict.fromkeys((header, "ACTIVE SKILLS", "SKILL CATALOG")))
-    return re.compile(
-        rf"{gap}(?P<mark>#{gap}#{gap}(?:{headings})|\[{gap}(?:{titles}){gap}\])",
-        re.IGNORECASE,
-    )
+    return re.compile(rf"{gap}(?P<mark>#{gap}#{gap}(?:{headings})|\[{gap}(?:{titles}){gap}\])", re.IGNORECASE)
 
 
 _WITHIN_QUOTES = {9: "&#9;", 10: "&#10;", 13: "&#13;"}  # else a parser reads them as blanks
@@ -203,12 +200,8 @@ def render_active(entries: Sequence[ActiveEntry], *, environment: jinja2.Environ
             if key == "name" or not re.fullmatch(_ATTRIBUTE, key):
                 raise ValueError(f"{key!r} cannot be a further attribute of an active skill")
         named = (("name", entry.hidden_alias or entry.name), *sorted(entry.attributes.items()))
-        rows.append(
-            {
-                "attributes": [(key, xml_value(v).translate(_WITHIN_QUOTES)) for key, v in named],
-                "text": cdata(entry.text),
-            }
-        )
+        attributes = [(key, xml_value(v).translate(_WITHIN_QUOTES)) for key, v in named]
+        rows.append({"attributes": attributes, "text": cdata(entry.text)})
     return render("active_skills.xml.j2", environment, {"entries": rows})
 
 

@@ -674,16 +674,3 @@ def _write(stream: BinaryIO, path: str, entry: ZipEntry, folder: Path) -> TreeFi
         os.fchmod(out.fileno(), PROGRAM_MODE if executable else FILE_MODE)
         os.fsync(out.fileno())  # a version is renamed into place: its bytes must be there first
     return TreeFile(path, size, hasher.hexdigest(), executable)
-
-
-__all__ = [
-    "ArchiveLimits",
-    "ArchiveRefused",
-    "TreeFile",
-    "UnpackedSkill",
-    "read_tree",
-    "remove_tree",
-    "unpack_skill",
-    "version_of",
-    "write_archive",
-]

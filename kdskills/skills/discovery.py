@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 
 from kdskills.errors import Diagnostic, FileRefused
@@ -165,14 +165,8 @@ def walk_skill(descriptor: int, path: str, listing: FolderListing, *, nested: bo
     skill.add(listing)
     _descend(descriptor, path, listing.folders, skill, nested, depth=1)
     if skill.over:
-        skill.notes.append(
-            Diagnostic(
-                "skill_large",
-                "warning",
-                f"The skill has more than {MAX_FILES} files or folders, or more than {MAX_BYTES // 2**20} MiB.",
-                printable_path(path),
-            )
-        )
+        message = f"The skill has more than {MAX_FILES} files or folders, or more than {MAX_BYTES // 2**20} MiB."
+        skill.notes.append(Diagnostic("skill_large", "warning", message, printable_path(path)))
     return skill
 
 
@@ -296,12 +290,9 @@ class RootScanner:
             message = f"The skill root {self._root.label} ({self._root.uri}) is not there: {reason}."
             note = Diagnostic("root_missing", "warning", message, ref=self._root.label)
             return RootScan(self._checked_at, {}, {}, (note,), "", False)
-        top = _Folder(None, "", descriptor)
-        try:
+        with closing(_Folder(None, "", descriptor)) as top:
             self._unchanged = self._look(descriptor)
             self._visit(top, 0, DEFAULT_NAMESPACE)
-        finally:
-            top.close()
         if self._old is not None and self._old.present and not self.listed:
             return self._old
         notes: tuple[Diagnostic, ...] = ()
@@ -363,11 +354,8 @@ class RootScanner:
                 self._visited_count += 1
                 skills[path] = record
                 continue
-            child = _Folder(folder, name)
-            try:
+            with closing(_Folder(folder, name)) as child:
                 self._visit(child, depth + 1, namespace)
-            finally:
-                child.close()
             if self._cut:
                 return
 
@@ -390,14 +378,11 @@ class RootScanner:
             return
         namespace = record.full_id.partition(".")[0]
         for nested_path in record.nested:
-            chain = [folder]
-            for name in nested_path[len(folder.path) + 1 :].split("/"):
-                chain.append(_Folder(chain[-1], name))
-            try:
-                self._visit(chain[-1], max(depth, DEEPEST), self._root.fixed_namespace or namespace)
-            finally:
-                for link in reversed(chain[1:]):
-                    link.close()
+            with ExitStack() as chain:
+                inner = folder
+                for name in nested_path[len(folder.path) + 1 :].split("/"):
+                    inner = chain.enter_context(closing(_Folder(inner, name)))
+                self._visit(inner, max(depth, DEEPEST), self._root.fixed_namespace or namespace)
 
     def _is_unchanged(self, path: str, stamp: bytes) -> bool:
         try:

@@ -56,6 +56,8 @@ MAX_COMPACT_BYTES = 256 * 1024
 MAX_TOOLS_BYTES = 64 * 1024
 MAX_SOURCES_BYTES = 1024 * 1024
 MAX_SOURCES_ROWS = 2_000
+NO_TOOLS: tuple[SkillTool, ...] = ()
+NO_ROWS: tuple[Mapping[str, Any], ...] = ()
 CACHE_BYTES = 16 * 1024 * 1024
 
 _SOURCES_LIMITS = YamlLimits(nodes=200_000, size=MAX_SOURCES_BYTES)
@@ -111,7 +113,7 @@ def unusable(
 
 def _companion(
     decode: Callable[[bytes, FileFindings], T],
-    default: Callable[[], T],
+    default: T,
     usual_name: str,
     data: bytes,
     *,
@@ -119,14 +121,14 @@ def _companion(
     path: str | None = None,
     verdict: Verdict = "lenient",
 ) -> ContentRead[T]:
-    """Return what *decode* makes of a companion's bytes; of one that cannot be used a *default* and why."""
+    """Return what *decode* makes of a companion's bytes; of one that cannot be used the *default* and why."""
     name = name or usual_name
     notes = FileFindings(verdict, name if path is None else path)
     try:
         value = decode(data, notes)
     except _Unusable as error:
         notes.add(code_of(name), f"`{name}` cannot be used: {error.message}.", position=error.position)
-        value = default()
+        value = default
     return ContentRead(value, tuple(notes.items))
 
 
@@ -143,27 +145,18 @@ def _tools(data: bytes, _: FileFindings) -> tuple[SkillTool, ...]:
     root = _yaml(
         _text(data, MAX_TOOLS_BYTES), YamlLimits(), duplicates=False
     ).root  # keeping the first could lose a gate
-    if isinstance(root, Fields):
-        root = _tool_list(root)
-    if not isinstance(root, Items):
-        raise _Unusable("it is neither a list nor a mapping with `tools`", (1, 1))
-    return tuple(_tool(node) for node in root.items)
-
-
-def _tool_list(root: Fields) -> Node | None:
-    """Return the list in a mapping; both keys together are joined, lest a gate is lost."""
-    lists = [root.items[key] for key in ("tools", "tool_ids") if key in root.items]
-    if not lists:
-        raise _Unusable("it has neither `tools` nor `tool_ids`", (1, 1))
-    if len(lists) == 1:
-        return lists[0]
-    if not all(isinstance(node, Items) for node in lists):
-        raise _Unusable("`tools` and `tool_ids` are not both lists", (1, 1))
-    joined = Items(root.mark, flow=False)
+    lists = [root]
+    if isinstance(root, Fields):  # both keys together count, lest a gate is lost
+        lists = [root.items[key] for key in ("tools", "tool_ids") if key in root.items]
+        if not lists:
+            raise _Unusable("it has neither `tools` nor `tool_ids`", (1, 1))
+    entries: list[Node] = []
     for node in lists:
-        assert isinstance(node, Items)
-        joined.items.extend(node.items)
-    return joined
+        if not isinstance(node, Items):
+            both = "`tools` and `tool_ids` are not both lists"
+            raise _Unusable(both if len(lists) > 1 else "it is neither a list nor a mapping with `tools`", (1, 1))
+        entries += node.items
+    return tuple(map(_tool, entries))
 
 
 def _tool(node: Node) -> SkillTool:
@@ -242,13 +235,13 @@ def _yaml(text: str, limits: YamlLimits, *, duplicates: bool) -> Document:
     return document
 
 
-read_compact = partial(_companion, _compact, lambda: None, COMPACT_FILE)
+read_compact = partial(_companion, _compact, None, COMPACT_FILE)
 """Return the text of `compact.md`; unusable ones give None and `compact_invalid`."""
 
-read_tools = partial(_companion, _tools, tuple[SkillTool, ...], TOOLS_FILES[0])
+read_tools = partial(_companion, _tools, NO_TOOLS, TOOLS_FILES[0])
 """Return the tools named in `tools.yaml`; anything not understood is `tools_invalid`, an error."""
 
-read_sources = partial(_companion, _rows, tuple[Mapping[str, Any], ...], SOURCES_FILES[0])
+read_sources = partial(_companion, _rows, NO_ROWS, SOURCES_FILES[0])
 """Return the rows of `sources.yaml` as written, a mapping of sids with `sid` filled in; else `sources_invalid`.
 
 What the rows mean is decided by `kdskills.sources.normalize_sources`.
@@ -305,10 +298,7 @@ def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> Fold
                 break
             refusal = refusal or error
         else:
-            tools_name, tools_data, findings = read_companion(folder, TOOLS_FILES, verdict)
-            tools: tuple[SkillTool, ...] = ()
-            if tools_data is not None:
-                tools, findings, _ = read_tools(tools_data, name=tools_name, verdict=verdict)
+            tools, findings, _ = read_companion(folder, TOOLS_FILES, read_tools, NO_TOOLS, verdict)
             return FolderParts(folder, name, data, tools, findings)
     assert refusal is not None  # each name was tried, and none was read
     refused = FileFindings(verdict, str(refusal.details.get("path", names[0])))
@@ -322,19 +312,18 @@ def _open_folder(folder: Path, names: tuple[str, ...], verdict: Verdict) -> Fold
 
 
 def read_companion(
-    folder: Path, names: tuple[str, ...], verdict: Verdict
-) -> tuple[str, bytes | None, tuple[Diagnostic, ...]]:
-    """Return the first of *names* that is there, with its bytes, or None and why it cannot be read.
-
-    When none is there, the first name comes back with None and no findings.
-    """
+    folder: Path, names: tuple[str, ...], read: Callable[..., ContentRead[T]], default: T, verdict: Verdict = "lenient"
+) -> ContentRead[T]:
+    """Return what *read* makes of the first of *names* that is there; the default when none is, or it cannot be read."""
     for name in names:
         try:
-            return name, read_file(folder, name, limit=LIMITS[name]).data, ()
+            data = read_file(folder, name, limit=LIMITS[name]).data
         except FileRefused as refusal:
             if refusal.code != "file_missing":
-                return name, None, unusable(name, refusal.message, verdict=verdict)
-    return names[0], None, ()
+                return ContentRead(default, unusable(name, refusal.message, verdict=verdict))
+        else:
+            return read(data, name=name, verdict=verdict)
+    return ContentRead(default)
 
 
 class LazyContent:
@@ -359,16 +348,11 @@ class LazyContent:
     @classmethod
     def of_folder(cls, folder: Path, file_name: str, verdict: Verdict) -> LazyContent:
         """Return the content of a folder on disk; its body raises `FileRefused` when the file is gone since."""
-
-        def companion(names: tuple[str, ...], read: Callable[[bytes], ContentRead[T]], default: T) -> T:
-            data = read_companion(folder, names, "lenient")[1]
-            return default if data is None else read(data).value
-
         return cls(
             lambda: read_body(read_file(folder, file_name, limit=MAX_SKILL_BYTES).data, verdict),
             lambda: tree_digest(folder),
-            lambda: companion((COMPACT_FILE,), read_compact, None),
-            lambda: companion(SOURCES_FILES, read_sources, ()),
+            lambda: read_companion(folder, (COMPACT_FILE,), read_compact, None).value,
+            lambda: read_companion(folder, SOURCES_FILES, read_sources, NO_ROWS).value,
         )
 
 
@@ -419,34 +403,18 @@ class ContentReader:
             try:
                 file = read_file(base, path, limit=limit)
             except FileRefused as refusal:
-                raise RootMissing(
-                    f"{path} of skill {ref} can no longer be read ({refusal.code}).",
-                    code="skill_missing",
-                    ref=ref,
-                    path=path,
-                    reason=refusal.code,
-                ) from refusal
+                message = f"{path} of skill {ref} can no longer be read ({refusal.code})."
+                facts = {"ref": ref, "path": path, "reason": refusal.code}
+                raise RootMissing(message, code="skill_missing", **facts) from refusal
             entry = _CachedText(stamp_of(file.stat), read_at, bytes_digest(file.data), decode(file.data))
             self._store(f"{base}/{path}", entry)
         if entry.digest == expected:
             return entry.read
         if self._verified:
-            raise RootChanged(
-                f"{path} of skill {ref} is not the file this process was started with.",
-                code="skill_changed",
-                ref=ref,
-                path=path,
-                expected=expected,
-                found=entry.digest,
-            )
-        changed = Diagnostic(
-            "stale",
-            "warning",
-            f"{path} has changed since the skills were last looked through; the new text is served.",
-            path,
-            ref=ref,
-            fix="Refresh the registry.",
-        )
+            message = f"{path} of skill {ref} is not the file this process was started with."
+            raise RootChanged(message, code="skill_changed", ref=ref, path=path, expected=expected, found=entry.digest)
+        message = f"{path} has changed since the skills were last looked through; the new text is served."
+        changed = Diagnostic("stale", "warning", message, path, ref=ref, fix="Refresh the registry.")
         return ContentRead(entry.read.value, (*entry.read.diagnostics, changed))
 
     def _cached(self, base: str, path: str) -> _CachedText | None:

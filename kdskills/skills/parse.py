@@ -24,6 +24,7 @@ from kdskills.skills.fields import (
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.folder import (
     COMPACT_FILE,
+    NO_ROWS,
     SKILL_FILES,
     SOURCES_FILES,
     FolderParts,
@@ -238,8 +239,7 @@ def validate_skill(
     findings = list(parse_skill(path, verdict=verdict, extra_fields=extra_fields).diagnostics)
     skill_path = Path(path)
     folder = skill_path.parent if skill_path.name in SKILL_FILES and not is_folder(skill_path) else skill_path
-    for names, read in ((COMPACT_FILE,), read_compact), (SOURCES_FILES, read_sources):
-        if is_folder(folder):
-            name, data, companion_findings = read_companion(folder, names, verdict)
-            findings += companion_findings if data is None else read(data, name=name, verdict=verdict).diagnostics
+    if is_folder(folder):
+        findings += read_companion(folder, (COMPACT_FILE,), read_compact, None, verdict).diagnostics
+        findings += read_companion(folder, SOURCES_FILES, read_sources, NO_ROWS, verdict).diagnostics
     return sorted(findings, key=lambda found: (found.path or "", found.line or 0, found.code, found.column or 0))

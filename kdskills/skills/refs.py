@@ -93,11 +93,8 @@ class RuleMatcher(NamedTuple):
                 return rule
         pattern_match = None if self.joined is None else self.joined.match(full_id)
         # Each alternative is one group and holds none of its own: the group's number is the pattern's.
-        return (
-            None
-            if pattern_match is None or pattern_match.lastindex is None
-            else self.patterns[pattern_match.lastindex - 1]
-        )
+        number = None if pattern_match is None else pattern_match.lastindex
+        return None if number is None else self.patterns[number - 1]
 
     def unmatched(self, full_ids: Collection[str]) -> tuple[str, ...]:
         """Return the rules that match none of *full_ids*, in the order written."""

@@ -114,10 +114,8 @@ def merge(scans: Sequence[tuple[SkillRoot, RootScan]]) -> tuple[dict[str, Winner
                 message = f"{loser.path} and {winner.path} are both {name}; the later one is used."
                 diagnostics.append(Diagnostic("duplicate_id", "warning", message, winner.path, ref=name))
             elif loser is not None:
-                message = (
-                    f"{name} of the root {root.label} ({winner.path}) replaces the one of {loser.root.label} "
-                    f"({loser.path})."
-                )
+                stronger, weaker = f"{root.label} ({winner.path})", f"{loser.root.label} ({loser.path})"
+                message = f"{name} of the root {stronger} replaces the one of {weaker}."
                 diagnostics.append(Diagnostic("skill_overridden", "info", message, winner.path, ref=name))
     return winners, diagnostics
 

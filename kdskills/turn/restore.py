@@ -17,6 +17,7 @@ from kdskills.skills.folder import (
     COMPACT_FILE,
     SOURCES_FILES,
     TOOLS_FILES,
+    ContentRead,
     ContentReader,
     FolderParts,
     RegistryContent,
@@ -164,10 +165,13 @@ class RestoredRegistry:
         if self._verify != "none" and digest != row.digest:
             raise _changed(row.full_id, row.uri, row.digest, digest)
         files = {parts.file_name: digest}
+
+        def note(data: bytes, *, name: str, **_: object) -> ContentRead[None]:
+            files[name] = bytes_digest(data)
+            return ContentRead(None)
+
         for names in ((COMPACT_FILE,), SOURCES_FILES, TOOLS_FILES):  # later reads are compared with what they are now
-            name, data, _ = read_companion(folder, names, "lenient")
-            if data is not None:
-                files[name] = bytes_digest(data)
+            read_companion(folder, names, note, None)
         base = str(folder.parent)
         parsed = parse_parts(
             parts.data,
