@@ -328,24 +328,16 @@ def _value(node: ast.expr, path: Path, depth: int = 0) -> Any:
         number = node.operand.value if isinstance(node.operand, ast.Constant) else None
         if isinstance(number, int | float) and not isinstance(number, bool):
             return -number
-    elif isinstance(node, ast.Dict) and None not in node.keys:
-        keys = [_value(key, path, depth + 1) for key in node.keys if key is not None]
-        values = [_value(item, path, depth + 1) for item in node.values]
-        return _hashed(lambda: dict(zip(keys, values, strict=True)), node, path)
-    elif isinstance(node, ast.List | ast.Tuple | ast.Set):
-        items = [_value(item, path, depth + 1) for item in node.elts]
-        return _hashed(lambda: _MAKERS[type(node)](items), node, path)
+    try:
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_value(key, path, depth + 1): _value(item, path, depth + 1) for key, item in pairs if key}
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            return _MAKERS[type(node)]([_value(item, path, depth + 1) for item in node.elts])
+    except TypeError as error:  # what no set and no key can be
+        message = f"{path.name}, line {node.lineno}: TypeError: {error}"
+        raise BundleError(message, code="bundle_python_failed", file=path.name, line=node.lineno) from error
     raise untrusted(path, node.lineno, "it holds code, not only literals")
 
 
-def _hashed(make: Callable[[], Any], node: ast.expr, path: Path) -> Any:
-    try:
-        return make()
-    except TypeError as error:
-        message = f"{path.name}, line {node.lineno}: TypeError: {error}"
-        raise BundleError(message, code="bundle_python_failed", file=path.name, line=node.lineno) from error
-
-
-_MAKERS: Final[Mapping[type[ast.expr], Callable[[list[Any]], Any]]] = MappingProxyType(
-    {ast.List: list, ast.Tuple: tuple, ast.Set: set}
-)
+_MAKERS: Final[Mapping[type[ast.expr], Callable[[list[Any]], Any]]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}

@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kdskills.errors import ReplayError
-from kdskills.models import ModelReply, ModelRequest, ToolCall, Usage
+from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, Usage
 
 SCHEMA = "kdskills.cassette/1"
 Match = Literal["exact", "shape", "order"]
@@ -203,17 +203,11 @@ def request_digest(request: ModelRequest) -> str:
     def stable(call_id: str | None) -> str | None:
         return None if call_id is None else ids.setdefault(call_id, f"call-{len(ids) + 1}")
 
-    rows = [
-        [
-            m.role,
-            stable_text(m.text),
-            [[stable(c.id), c.tool, stable_text(c.arguments)] for c in m.calls],
-            stable(m.call_id),
-            m.tool,
-            m.ok,
-        ]
-        for m in request.messages
-    ]
+    def row(m: Message) -> list[Any]:
+        calls = [[stable(c.id), c.tool, stable_text(c.arguments)] for c in m.calls]
+        return [m.role, stable_text(m.text), calls, stable(m.call_id), m.tool, m.ok]
+
+    rows = [row(m) for m in request.messages]
     text = json.dumps([stable_text(request.instructions), rows], ensure_ascii=False)
     return "sha256:" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -404,8 +404,8 @@ class ContentReader:
                 file = read_file(base, path, limit=limit)
             except FileRefused as refusal:
                 message = f"{path} of skill {ref} can no longer be read ({refusal.code})."
-                facts = {"ref": ref, "path": path, "reason": refusal.code}
-                raise RootMissing(message, code="skill_missing", **facts) from refusal
+                code = "skill_missing"
+                raise RootMissing(message, code=code, ref=ref, path=path, reason=refusal.code) from refusal
             entry = _CachedText(stamp_of(file.stat), read_at, bytes_digest(file.data), decode(file.data))
             self._store(f"{base}/{path}", entry)
         if entry.digest == expected:
