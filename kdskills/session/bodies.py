@@ -219,18 +219,6 @@ class Body:
     tree: str = ""
     properties: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    @property
-    def size(self) -> int:
-        """Roughly the bytes it takes in memory."""
-        return len(self.text) + len(self.raw or "")
-
-
-@dataclass(frozen=True, slots=True)
-class _CachedBody:
-    stamp: Stamp
-    read_ns: int
-    body: Body
-
 
 def read_pieces(folder: Path, name: str, limit: int, abandoned: threading.Event) -> bytes:
     """Read a file below *folder*, up to *limit* bytes; raises FileRefused, or Abandoned once nobody waits any more."""
@@ -255,7 +243,7 @@ class Bodies:
         self._reader = reader
         self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._cached: OrderedDict[str, _CachedBody] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Stamp, int, Body]] = OrderedDict()  # with the time of the read
         self._texts: OrderedDict[str, Body] = OrderedDict()
         self._size = 0
         self._flights: Flights[Body] = Flights()
@@ -268,8 +256,8 @@ class Bodies:
         with self._lock:
             entry = self._cached.get(skill.full_id)
         # a file changed within one clock tick of the read may have the same stamp and another text
-        if stamp is not None and entry is not None and entry.stamp == stamp and entry.read_ns - stamp[1] > RACY_NS:
-            return entry.body
+        if stamp is not None and entry is not None and entry[0] == stamp and entry[1] - stamp[1] > RACY_NS:
+            return entry[2]
         return await self.fresh(skill)
 
     async def fresh(self, skill: Skill) -> Body:
@@ -303,11 +291,11 @@ class Bodies:
         """Keep *body* in memory by its digest, dropping the least used ones beyond 16 MiB."""
         with self._lock:
             old = self._texts.pop(body.digest, None)
-            self._size += body.size - (old.size if old else 0)
+            self._size += _size(body) - (_size(old) if old else 0)
             self._texts[body.digest] = body
             while self._size > CACHE_BYTES and len(self._texts) > 1:
                 _, dropped = self._texts.popitem(last=False)
-                self._size -= dropped.size
+                self._size -= _size(dropped)
         return body
 
     def close(self) -> None:
@@ -325,8 +313,7 @@ class Bodies:
 
     def _read(self, skill: Skill, abandoned: threading.Event) -> Body:
         path = skill.path
-        if path is None:  # not reached: skills without a file are answered before a flight starts
-            raise not_found([skill.full_id], ())
+        assert path is not None  # skills without a file are answered before a flight starts
         stamp, now = _stamp(path), self._clock_ns()
         try:
             data = self._reader(path.parent, path.name, self._limit, abandoned)
@@ -343,7 +330,7 @@ class Bodies:
         body = parsed(data, skill, path.name, tree)
         if stamp is not None and stamp == _stamp(path):
             with self._lock:
-                self._cached[skill.full_id] = _CachedBody(stamp, now, body)
+                self._cached[skill.full_id] = (stamp, now, body)
                 self._cached.move_to_end(skill.full_id)
                 while len(self._cached) > 1024:
                     self._cached.popitem(last=False)
@@ -361,6 +348,10 @@ def parsed(data: bytes, skill: Skill, file_name: str, tree: str) -> Body:
         raise refuse("skill_unreadable", f"the SKILL.md of this skill does not parse now: {problem}", codes=codes)
     raw = data.decode("utf-8")
     return Body(bytes_digest(data), result.skill.body, raw, tree, result.skill.frontmatter)
+
+
+def _size(body: Body) -> int:
+    return len(body.text) + len(body.raw or "")
 
 
 def _stamp(path: Path) -> Stamp | None:

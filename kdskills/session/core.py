@@ -161,10 +161,6 @@ class Core:
 
     # ---- the gate ----
 
-    def gate(self, record: SessionRecord, scope: TurnScope) -> Gate:
-        """Return the view in force: the turn's, or the live one."""
-        return scope.view if scope.view is not None else self.gate_of(record.consumer)
-
     def resolve(self, record: SessionRecord, scope: TurnScope, gate: Gate, ref: str, loader: By) -> Granted | Refused:
         """Resolve *ref*; under a turn's frozen view a skill that was removed since is refused as well."""
         grant = gate.resolve(ref, by=loader)
@@ -180,7 +176,7 @@ class Core:
         # Another call may commit between our read and our write; then everything is judged again from its record.
         for _ in range(TRIES):
             record = await self.record(call.session_id, touch=touch)
-            gate = self.gate(record, call.scope)
+            gate = call.scope.view or self.gate_of(record.consumer)
             skills: dict[str, Skill] = {}
             entries: list[LoadedSkill] = []
             refusals: list[Refused] = []

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
-from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, Limits, Owner, ScriptCall, SkillMount
+from kdskills.execution import ExecRequest, ExecResult, Executor, Limits, Owner, ScriptCall, SkillMount
 from kdskills.execution.check import env_problem
 from kdskills.execution.run import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
@@ -259,7 +259,10 @@ async def _folder(skill: Skill, path: str) -> AsyncIterator[Path]:
 async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, folder: Path) -> ScriptResult:
     skill = prepared.target.skill
     workspace = call.scope.workspace
-    inputs = await asyncio.to_thread(_inputs, call)
+    try:
+        inputs = () if workspace is None else await asyncio.to_thread(workspace.inputs)
+    except FileRefused as error:
+        raise refuse("executor_failed", _blameless(f"the turn's files cannot be read: {error.message}")) from error
     operator = {} if core.config.script_env is None else {
         name: secret.get_secret_value() for name, secret in core.config.script_env(skill).items()
     }  # fmt: skip
@@ -296,15 +299,6 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
         limits=sorted(result.limits_enforced), files=[item.path for item in answer.artifacts],
     )  # fmt: skip
     return answer
-
-
-def _inputs(call: Call) -> tuple[InputFile, ...]:
-    if call.scope.workspace is None:
-        return ()
-    try:
-        return call.scope.workspace.inputs()
-    except FileRefused as error:
-        raise refuse("executor_failed", _blameless(f"the turn's files cannot be read: {error.message}")) from error
 
 
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:

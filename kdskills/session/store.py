@@ -87,9 +87,7 @@ class SessionHead:
 
 def load_mode(mode: str | None) -> LoadMode | None:
     """Return the mode meant by *mode*; `""` and None mean replace; None for anything else."""
-    if mode is None or mode == "":
-        return "replace"
-    return "add" if mode == "add" else "replace" if mode == "replace" else None
+    return "add" if mode == "add" else "replace" if mode in (None, "", "replace") else None
 
 
 def next_ids(current: Sequence[str], requested: Sequence[str], mode: LoadMode) -> tuple[str, ...]:

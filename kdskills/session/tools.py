@@ -196,25 +196,21 @@ def dotted(tool: str) -> str | None:
     return next((tool_id for tool_id in INPUTS if tool in {tool_id, safe_name(tool_id)}), None)
 
 
-async def answer(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
-    """Do what one tool call asks; raises any code of the tools' table, and those of sessions."""
+async def _receipt(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> Answer:
     await core.record(call.session_id)
-    model = INPUTS[tool]
     if tool == "skills.run_script" and not core.config.run_scripts:
         raise refuse("run_disabled", "scripts are switched off here")
-    request = parse(model, arguments)
+    request = parse(INPUTS[tool], arguments)
     if isinstance(request, LoadInput):
         return await loading.load(core, call, request.names, request.mode, "model")
     if isinstance(request, UnloadInput):
         return await loading.unload(core, call, request.names, request.all)
     if isinstance(request, ReadInput):
         return await reading.read(core, call, request.path, request.skill, request.encoding, request.offset)
-    if isinstance(request, RunScriptInput):
-        timeout = core.config.limits.script_timeout_s if request.timeout_s is None else request.timeout_s
-        args, env = tuple(request.args), dict(request.env)
-        run = scripts.Run(request.path, request.skill, args, env, request.workdir, timeout)
-        return await scripts.run_script(core, call, run)
-    raise refuse("tool_not_found", f"there is no tool {tool!r}", tool=tool)
+    assert isinstance(request, RunScriptInput)
+    timeout = core.config.limits.script_timeout_s if request.timeout_s is None else request.timeout_s
+    run = scripts.Run(**request.model_dump(exclude={"args", "timeout_s"}), args=tuple(request.args), timeout_s=timeout)
+    return await scripts.run_script(core, call, run)
 
 
 async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] | str) -> ToolReply:
@@ -227,7 +223,7 @@ async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] 
         names = ", ".join(offered(core, call.scope.tools))
         return failed(tool, refuse("tool_not_found", f"there is no tool {tool!r}; there are {names}", tool=tool))
     try:
-        receipt = await answer(core, call, tool_id, arguments)
+        receipt = await _receipt(core, call, tool_id, arguments)
     except (ModelMustAct, SessionError) as error:
         return failed(tool_id, error)
     return succeeded(core, tool_id, receipt)

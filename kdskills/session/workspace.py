@@ -282,23 +282,19 @@ def _folder(root: Path, parts: Sequence[str], *, make: bool) -> Iterator[int]:
         raise FileRefused("the folder cannot be opened", code="file_missing", path=".") from error
     try:
         for part in parts:
-            if make:
-                _make(current, part)
+            try:
+                if make:
+                    os.mkdir(part, 0o755, dir_fd=current)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                raise FileRefused(f"the folder {part!r} cannot be made: {error.strerror}", path=part) from error
             deeper = open_folder_at(current, part, "/".join(parts))
             os.close(current)
             current = deeper
         yield current
     finally:
         os.close(current)
-
-
-def _make(parent: int, name: str) -> None:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return
-    except OSError as error:
-        raise FileRefused(f"the folder {name!r} cannot be made: {error.strerror}", path=name) from error
 
 
 def _denied(error: FileRefused, path: str) -> Exception:

@@ -22,7 +22,7 @@ from kdskills.models import Message, ToolCall, parse_object
 from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.session.codes import pathless
 from kdskills.session.config import Budget
-from kdskills.session.tools import INPUTS, parse, safe_name, schema
+from kdskills.session.tools import INPUTS, dotted, parse, schema
 from kdskills.solver.events import CallRecord, SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
 from kdskills.solver.spans import Span, tool_span
@@ -381,9 +381,7 @@ class TurnDispatcher:
 
     def _name(self, call: ToolCall) -> str:
         tool = self._turn.parts.tools.get(call.tool)
-        if tool is not None:
-            return tool.id
-        return next((tool_id for tool_id in INPUTS if call.tool in {tool_id, safe_name(tool_id)}), call.tool)
+        return tool.id if tool is not None else dotted(call.tool) or call.tool
 
     # ---- running ----
 
@@ -441,34 +439,30 @@ class TurnDispatcher:
         except SystemExit as error:  # would end the loop: a tool may not end the process
             raise ToolExited from error
         answer = returned if isinstance(returned, ToolAnswer) else ToolAnswer(returned)
-        text = answer.value
-        if not isinstance(text, str):  # models and dataclasses by their fields, what has no JSON form by `str`
-            text = json.dumps(to_jsonable_python(text, fallback=str), ensure_ascii=False)
-        return CallAnswer(
-            ready.call,
-            ready.tool_id,
-            answer.ok,
-            whole_text(text) if answer.pin else self._bounded(text, ready.tool_id),
-            None if answer.ok else "nothing_read",
-            artifacts=answer.artifacts,
-            pin=answer.pin,
-            changed=answer.changed,
-        )
+        if isinstance(answer.value, str):
+            return self._answer(ready, answer, "nothing_read")
+        # models and dataclasses by their fields, what has no JSON form by `str`
+        text = json.dumps(to_jsonable_python(answer.value, fallback=str), ensure_ascii=False)
+        return self._answer(ready, replace(answer, value=text), "nothing_read")
 
     async def _skill_tool(self, ready: CheckedCall, span: Span) -> CallAnswer:
         reply = await self._turn.session.call(ready.tool_id, ready.raw)
         if not reply.ok:
-            code = str((reply.error or {}).get("code", "invalid_argument"))
-            return CallAnswer(ready.call, ready.tool_id, False, self._bounded(reply.text, ready.tool_id), code)
-        active, result = await self._turn.session.active(), reply.result or {}
+            return self._answer(
+                ready, ToolAnswer(reply.text, ok=False), str(reply.error.get("code", "invalid_argument"))
+            )
+        active = await self._turn.session.active()
         self._turn.note_active(active)
-        span.skill_result(result, () if ready.tool_id == "skills.unload" else active)
-        artifacts = tuple(str(item["path"]) for item in result.get("artifacts", ()))
-        changed = ready.barrier or bool(artifacts)
-        if ready.tool_id == "skills.load":
-            changed = bool(result.get("changed"))
-        text = whole_text(reply.text) if reply.pin else self._bounded(reply.text, ready.tool_id)
-        return CallAnswer(ready.call, ready.tool_id, True, text, artifacts=artifacts, pin=reply.pin, changed=changed)
+        span.skill_result(reply.result, () if ready.tool_id == "skills.unload" else active)
+        artifacts = tuple(str(item["path"]) for item in reply.result.get("artifacts", ()))
+        changed = reply.result.get("changed") if ready.tool_id == "skills.load" else ready.barrier or artifacts
+        return self._answer(ready, ToolAnswer(reply.text, artifacts, bool(changed), reply.pin))
+
+    def _answer(self, ready: CheckedCall, answer: ToolAnswer, error: str | None = None) -> CallAnswer:
+        """Return what a tool answered in text, whole where it is pinned; *error* counts only when it is not ok."""
+        text = whole_text(answer.value) if answer.pin else self._bounded(answer.value, ready.tool_id)
+        code, artifacts, pin = None if answer.ok else error, answer.artifacts, answer.pin
+        return CallAnswer(ready.call, ready.tool_id, answer.ok, text, code, 0, artifacts, pin, answer.changed)
 
     def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""

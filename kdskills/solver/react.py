@@ -1,18 +1,21 @@
-"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out, those of the session among them."""
+"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out, those of the session among them.
+
+`preview` shows what it would send first: a real turn is begun, and its first request is kept instead of sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from kdskills.bundle.descriptor import DECISION
-from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
+from kdskills.errors import BadRequest, Diagnostic, ExecRefused, KdskillsError, SessionError
 from kdskills.execution.run import in_thread
-from kdskills.models import Redactor
+from kdskills.models import ModelReply, ModelRequest, Redactor, TextDelta
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
 from kdskills.session.core import uuid7
@@ -39,16 +42,19 @@ from kdskills.solver.events import (
 )
 from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, tell_plugins
 from kdskills.solver.loop import Loop
-from kdskills.solver.parts import check_request
+from kdskills.solver.parts import SolverSettings, check_request
 from kdskills.solver.spans import agent_span, code_of
+from kdskills.solver.system import SolverSystem
 from kdskills.solver.turn import Turn
 from kdskills.sources import SourcesPool
 
 if TYPE_CHECKING:
+    from kdskills.bundle import Bundle
+    from kdskills.execution import Executor
     from kdskills.session import Session, SkillRuntime
     from kdskills.session.receipts import SessionEvent
     from kdskills.session.workspace import FolderWorkspace
-    from kdskills.solver.system import SolverSystem
+    from kdskills.solver.parts import Wiring
 
 
 _RELAYED: Mapping[str, type[Event]] = {
@@ -324,3 +330,71 @@ def _seconds(deadline: Deadline) -> float | None:
     if not seconds > 0:
         raise BadRequest("the deadline has passed", errors=[{"path": "/deadline", "problem": "has passed"}])
     return seconds
+
+
+class PromptProbe:
+    """A model provider that keeps the request instead of sending it; *window* bounds catalogs, None when unknown."""
+
+    name = "preview"
+    replayed = False
+
+    def __init__(self, window: int | None) -> None:
+        self.context_window = window
+        self.request: ModelRequest | None = None
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """Keep *request*, and answer so that the turn ends."""
+        self.request = self.request or request
+        return ModelReply(text="-")
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
+        """Keep *request*, and answer so that the turn ends."""
+        yield await self.reply(request)
+
+    async def aclose(self) -> None:
+        """Release nothing."""
+
+
+class PreviewWiring:
+    """A wiring of which plugins are not told that a turn begins or ends: there is none."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wiring has."""
+        return getattr(self._wiring, name)
+
+    def turn_started(self, turn: Turn) -> None:
+        """Tell nobody."""
+
+    def turn_finished(self, turn: Turn, outcome: TurnResult) -> None:
+        """Tell nobody."""
+
+
+async def preview(
+    wiring: Wiring, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str, executor: str
+) -> tuple[ModelRequest, tuple[Diagnostic, ...]]:
+    """Return what a solver over *bundle* would send first, and what is not as it would be; its `tools.py` runs.
+
+    *model* says the context window that bounds the catalog. Raises as opening a `SolverSystem`, and for skills that
+    cannot be loaded.
+    """
+    silent = cast("Wiring", PreviewWiring(wiring))
+    findings: tuple[Diagnostic, ...] = ()
+    engine: Executor | None = None
+    try:
+        engine = await silent.executor(executor)
+    except ExecRefused as error:
+        message = f"scripts and generated code are left out, and a turn would not begin: {error.message}"
+        findings = (Diagnostic(error.code, "warning", message),)
+    window = None
+    if model.partition(":")[0] != "replay":  # recordings have none
+        async with aclosing(wiring.model(model)) as provider:
+            window = provider.context_window
+    probe = PromptProbe(window)
+    system = SolverSystem(bundle=bundle, model=probe, executor=engine, settings=SolverSettings(), wiring=silent)
+    async with system:
+        await ReactSolver(system, consumer=consumer).run("(the user's request)", skills=skills)
+    assert probe.request is not None
+    return probe.request, findings

@@ -71,21 +71,17 @@ def set_skills_descriptor(
         subsystem = SkillsSubsystem(export.descriptor, auto_refresh=None, source=source)
         recorded = export.exported
         view = subsystem.view(recorded.consumer, recorded.tools, include_internal=recorded.include_internal)
+    elif descriptor is None:
+        nothing = SkillsDescriptor(custom_skills_root=None)
+        subsystem = SkillsSubsystem(nothing, roots=(), index_dir=None, auto_refresh=None)
+        view = subsystem.view()
     else:
-        subsystem = _plain(descriptor, bundle_root)
+        subsystem = SkillsSubsystem(descriptor, bundle_root=bundle_root, index_dir=None, auto_refresh=None)
+        for state in subsystem.snapshot.roots:
+            if not state.present:
+                raise _missing(state.root.label, state.root.uri)
         view = subsystem.view()
     Activation(subsystem, view).open()
-    return subsystem
-
-
-def _plain(descriptor: Mapping[str, Any] | SkillsDescriptor | None, bundle_root: StrPath | None) -> SkillsSubsystem:
-    """Return the subsystem of a plain descriptor, whose root must be there; of None an empty one."""
-    if descriptor is None:
-        return SkillsSubsystem(SkillsDescriptor(custom_skills_root=None), roots=(), index_dir=None, auto_refresh=None)
-    subsystem = SkillsSubsystem(descriptor, bundle_root=bundle_root, index_dir=None, auto_refresh=None)
-    for state in subsystem.snapshot.roots:
-        if not state.present:
-            raise _missing(state.root.label, state.root.uri)
     return subsystem
 
 

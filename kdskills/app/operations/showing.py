@@ -299,7 +299,7 @@ async def _prompt(
     bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
 ) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
-    from kdskills.solver.preview import preview  # nothing else here needs a solver
+    from kdskills.solver.react import preview  # nothing else here needs a solver
 
     if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
         others = "refs, tools, budget and include_internal belong to other forms"
