@@ -147,17 +147,12 @@ class FakeResponses:
     """A fake of a Responses server: keeps every request and answers by its brain.
 
     A context manager; it listens on a free port of loopback from `start` to `close`. Requests are answered in parallel.
-
-    Attributes:
-        requests: The bodies received, in order.
-        brain: The function that answers; it may be replaced at any time.
-        connections: The connections that are open.
     """
 
     def __init__(self, brain: Brain = default_brain) -> None:
-        self.brain = brain
-        self.requests: list[JsonObject] = []
-        self.connections: set[socket.socket] = set()
+        self.brain = brain  # may be replaced at any time
+        self.requests: list[JsonObject] = []  # the bodies received, in order
+        self.connections: set[socket.socket] = set()  # those that are open
         self._came = threading.Condition()
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None

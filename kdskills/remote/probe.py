@@ -319,25 +319,15 @@ PROBE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ServerProbeReport:
-    """The result of a probe.
+    """The result of a probe."""
 
-    Attributes:
-        binary: The launcher, resolved.
-        fingerprint: SHA-256 over launcher, running executables and user agent.
-        profile: The lint rules and strategies that follow.
-        findings: Each question and its answer.
-        cached: Whether an earlier probe answered.
-        seconds: How long it took.
-        complete: Whether every question was asked; an incomplete probe is not cached.
-    """
-
-    binary: Path
-    fingerprint: str
-    profile: ServerProfile
+    binary: Path  # the launcher, resolved
+    fingerprint: str  # SHA-256 over launcher, running executables and user agent
+    profile: ServerProfile  # the lint rules and strategies that follow
     findings: tuple[ServerFinding, ...]
-    cached: bool
+    cached: bool  # whether an earlier probe answered
     seconds: float
-    complete: bool
+    complete: bool  # whether every question was asked; an incomplete probe is not cached
 
     def to_json(self) -> JsonObject:
         """Return the report as JSON."""

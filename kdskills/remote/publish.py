@@ -63,23 +63,14 @@ Names = Mapping[str, tuple[str, str | None]]
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """What was published.
-
-    Attributes:
-        route: `tools` or `roots`.
-        digest: Digest of the view.
-        names: `{name the model sees: full id}`: the reverse map.
-        skills: Published skills with digests of their texts, by full id.
-        folder: The root folder passed to the server, for route `roots`.
-        diagnostics: Findings about the texts.
-    """
+    """What was published."""
 
     route: Literal["tools", "roots"]
-    digest: str
-    names: Mapping[str, str]
-    skills: tuple[ReceiptSkillEntry, ...]
-    folder: str | None = None
-    diagnostics: tuple[Diagnostic, ...] = field(default=())
+    digest: str  # of the view
+    names: Mapping[str, str]  # `{name the model sees: full id}`: the reverse map
+    skills: tuple[ReceiptSkillEntry, ...]  # with digests of their texts, by full id
+    folder: str | None = None  # the root folder passed to the server, for route `roots`
+    diagnostics: tuple[Diagnostic, ...] = field(default=())  # about the texts
 
 
 async def publish(

@@ -402,27 +402,15 @@ _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class AsyncAppServerClient:
-    """A client of one app-server; make it with `spawn` or `connect`, leave it with `close` or `async with`.
-
-    Attributes:
-        sessions: Threads as sessions.
-        tool_calls: Answers tool calls.
-        wait: Waits for turns.
-        stream: The server's messages as signals.
-        catalog: The catalog backend.
-        profile: What is known of the server.
-        journal: Stores calls: the journal passed as an option, or one in memory.
-        spool: Stores the full text of answers that were cut, or None.
-        server: What the parts above share, for code that needs its other methods.
-        on_call: With `dispatch="auto"`, called for each tool call; its result may be awaitable.
-    """
+    """A client of one app-server; make it with `spawn` or `connect`, leave it with `close` or `async with`."""
 
     def __init__(self, server: AppServer, options: ClientOptions, store: CatalogStore) -> None:
-        self.server = server
+        self.server = server  # what the parts below share, for code that needs its other methods
         self.options = options
         self.journal: CallJournal = options.journal if options.journal is not None else MemoryJournal()
+        self.spool: Any = options.spool  # stores the full text of answers that were cut, or None
         self.profile = options.profile or ServerProfile.codex()
-        self.stream = SignalStream()
+        self.stream = SignalStream()  # the server's messages
         self.catalog = CodexCatalog(
             server,
             self.profile,
@@ -434,9 +422,8 @@ class AsyncAppServerClient:
         self.sessions = Sessions(server, self.catalog)
         self.tool_calls = ToolCalls(server)
         self.wait = Waits(server, self.sessions)
-        self.on_call: OnCall | None = None
+        self.on_call: OnCall | None = None  # with `dispatch="auto"`, called for each tool call; may return an awaitable
         self.on_turn_ended: OnTurnEnded | None = None
-        self.spool: Any = options.spool
         self._watcher: asyncio.Task[None] | None = None
         server.on_call = self._take_call
         server.on_event = self._take_event

@@ -73,29 +73,19 @@ UNLOAD_AT_ONCE: dict[str, int] = {"thread_unload_delay_secs": 0}
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The options of `spawn` and `connect`.
+    """The options of `spawn` and `connect`."""
 
-    Attributes:
-        journal: Stores calls; None means the state folder's for `CodexClient` and `AsyncCodexClient`, else memory.
-        strategy: How catalogs reach the model; `auto` takes the first proven one.
-        dispatch: `auto` answers tool calls by the sessions' registries, `manual` leaves them to the caller.
-        unload: `archive`: a thread that another client may have open is archived and unarchived to make the server unload it.
-        allow_successor: Whether a new thread may replace an old one.
-        profile: What is known of the server; None means unprobed.
-        spool: Stores the full text of answers that were cut (a `Spool`).
-        request_timeout_s: Longest wait for one answer of the server.
-        reconnect_s: How long a client tries to reconnect by itself after a loss; with 0 only `reconnect` does.
-    """
-
-    journal: CallJournal | None = None
-    strategy: Strategy = "auto"
-    dispatch: Dispatch = "auto"
-    unload: Unload = "unsubscribe"
-    allow_successor: bool = False
-    profile: ServerProfile | None = None
-    spool: Any = None
-    request_timeout_s: float = 120.0
-    reconnect_s: float = 0.0
+    journal: CallJournal | None = None  # None: the state folder's for `CodexClient` and `AsyncCodexClient`, else memory
+    strategy: Strategy = "auto"  # how catalogs reach the model; `auto` takes the first proven one
+    dispatch: Dispatch = "auto"  # `auto` answers calls by the sessions' registries, `manual` leaves them to the caller
+    unload: Unload = "unsubscribe"  # `archive` also unloads a thread that another client may have open
+    allow_successor: bool = False  # whether a new thread may replace an old one
+    profile: ServerProfile | None = None  # what is known of the server; None means unprobed
+    spool: Any = None  # a `Spool`, which stores the full text of answers that were cut
+    request_timeout_s: float = 120.0  # longest wait for one answer of the server
+    reconnect_s: float = (
+        0.0  # how long a client tries to reconnect by itself after a loss; with 0 only `reconnect` does
+    )
 
     def __post_init__(self) -> None:
         for name, allowed in (("strategy", Strategy), ("dispatch", Dispatch), ("unload", Unload)):

@@ -363,8 +363,8 @@ class StdioTransport:
 class WebsocketTransport:
     """A client connection to `codex app-server --listen ws://…`."""
 
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
+    def __init__(self, connection: ClientConnection, closed: type[Exception]) -> None:
+        self._connection, self._closed = connection, closed  # what it raises when it is closed
         self._reason = ""
 
     @classmethod
@@ -372,7 +372,7 @@ class WebsocketTransport:
         """Open the connection, without the environment's proxies; raises `AppServerGone`, also for a URL of another scheme."""
         try:
             from websockets.asyncio.client import connect
-            from websockets.exceptions import InvalidHandshake, InvalidURI
+            from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
         except ImportError:
             words = "websockets is not installed: run pip install 'kdskills[codex]'"
             raise MissingExtra(words, extra="codex") from None
@@ -394,24 +394,20 @@ class WebsocketTransport:
         except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as problem:
             words = f"no app-server at {origin}: {type(problem).__name__}: {problem}"
             raise AppServerGone(words, url=origin) from problem
-        return cls(connection)
+        return cls(connection, ConnectionClosed)
 
     async def send(self, payload: bytes) -> None:
         """Send one text frame; raises `AppServerGone` when the connection is closed."""
-        from websockets.exceptions import ConnectionClosed
-
         try:
             await self._connection.send(payload, text=True)
-        except ConnectionClosed as problem:
+        except self._closed as problem:
             raise AppServerGone(f"the app-server is gone ({self.why_closed()})") from problem
 
     async def receive(self) -> bytes | None:
         """Return the next frame's bytes, or None when the connection ended."""
-        from websockets.exceptions import ConnectionClosed
-
         try:
             return await self._connection.recv(decode=False)
-        except ConnectionClosed as problem:
+        except self._closed as problem:
             self._reason = str(problem)
             return None
 
