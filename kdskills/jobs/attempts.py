@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -181,7 +181,7 @@ class WarmStarter:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, folder: Path) -> None:
-        """Start the shim of the attempt in *folder*. Raises ExecFailed."""
+        """Start the shim of the attempt in *folder*; one that is alive already is left alone. Raises ExecFailed."""
         order = {"start": str(folder)}
 
         def ask_twice() -> dict[str, object] | None:
@@ -278,7 +278,7 @@ class Attempt:
 
     folder: Path
     order: AttemptOrder
-    starter: Starter | None = None
+    starter: WarmStarter | None = None
 
     def state(self) -> AttemptState:
         """Return where it stands; `lost` is one that died without a verdict."""
@@ -426,23 +426,13 @@ RUNS: Final = "runs"
 SESSIONS: Final = "sessions"
 
 
-class Starter(Protocol):
-    """Makes a shim for an order that lies in its folder, and reaps after one that died."""
-
-    async def start(self, folder: Path) -> None:
-        """Start the shim of the attempt in *folder*; one that is alive already is left alone. Raises ExecFailed."""
-
-    async def reap(self, engine: str) -> None:
-        """End what dead runners left on *engine*. Raises ExecFailed."""
-
-
 class Attempts:
     """The attempts below one state folder: its `runs/` and `sessions/`, closed to everybody else.
 
     Without a *starter*, attempts can only be found.
     """
 
-    def __init__(self, state_dir: Path, starter: Starter | None = None) -> None:
+    def __init__(self, state_dir: Path, starter: WarmStarter | None = None) -> None:
         self._state = state_dir
         self._starter = starter
 

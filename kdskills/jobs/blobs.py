@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
@@ -35,34 +35,6 @@ class ArtifactStoreUnavailable(OperatorMustAct, code="artifact_store_unavailable
 
 class ArtifactCorrupt(OperatorMustAct, code="artifact_corrupt"):
     """What is kept of an artifact is not what was stored."""
-
-
-class Blobs(Protocol):
-    """Keeps files under keys; a key's bytes never change."""
-
-    async def check(self) -> None:
-        """Ask whether the storage is there. Raises ArtifactStoreUnavailable."""
-
-    async def save(self, key: str, source: Path) -> None:
-        """Keep the file *source* under *key*; all of it or nothing."""
-
-    async def size(self, key: str) -> int | None:
-        """Return how many bytes *key* has, or None when there is no such key."""
-
-    def read(self, key: str) -> AsyncIterator[bytes]:
-        """Stream the bytes of *key*. Raises NotFound, `artifact_missing`."""
-
-    async def piece(self, key: str, begin: int, end: int) -> bytes:
-        """Return the bytes *begin* to *end* of *key*. Raises as `read`."""
-
-    async def delete(self, key: str) -> None:
-        """Forget *key*; one that is not there is forgotten already."""
-
-    async def sign(self, key: str, expires: timedelta) -> str | None:
-        """Return a link anybody may read *key* with until it expires, or None where there is no such thing."""
-
-    async def aclose(self) -> None:
-        """Close connections."""
 
 
 OCTETS: Final = "application/octet-stream"
@@ -399,3 +371,7 @@ def _google_errors() -> Iterator[None]:
         raise ArtifactStoreUnavailable(
             f"the storage of artifacts does not answer: {type(error).__name__}", driver=type(error).__name__
         ) from error
+
+
+Blobs = ObjectBlobs | GoogleBlobs
+"""Keeps files under keys, each whole or not at all; a key's bytes never change."""

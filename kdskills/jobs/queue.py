@@ -29,7 +29,7 @@ from kdskills.storage.folder import host_id, state_folder
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.attempts import Starter
+    from kdskills.jobs.attempts import WarmStarter
 else:
     sa = LazyModule("sqlalchemy")
 
@@ -330,7 +330,7 @@ class Work:
     """
 
     def __init__(
-        self, url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: Starter | None = None
+        self, url: str, state_dir: Path, settings: JobsSettings | None = None, *, starter: WarmStarter | None = None
     ) -> None:
         self.url = url
         self.state_dir = state_dir

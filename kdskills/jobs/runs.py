@@ -106,8 +106,10 @@ class WorkerContext:
             return moved
 
         moved = await self.write(change)
-        if not moved:
-            await self.require_alive()
+        if not moved and await self.read(
+            lambda link: self.executor not in {row.executor for row in self.work.roster.live(link)}
+        ):
+            raise Buried  # nothing it would write is accepted any more
         return moved
 
     def note_change(self, job: str | None) -> None:
@@ -137,13 +139,6 @@ class WorkerContext:
         self.change_events.pop(item, None)
         self.busy_at = time.monotonic()
         self.wake.set()
-
-    async def require_alive(self) -> None:
-        """Raises Buried when this worker's row is dead: nothing it would write is accepted any more."""
-        table = self.work.tables.workers
-        query = table.select().where(table.c.executor == self.executor, table.c.state == "live")
-        if await self.read(lambda link: link.execute(query).first()) is None:
-            raise Buried
 
     async def patiently(self, act: Callable[[], Awaitable[T]]) -> T:
         """Do *act*, again and again while the database is away, so *act* may happen twice."""

@@ -101,15 +101,6 @@ def become(
         os._exit(127)
 
 
-def drop_capabilities() -> None:
-    """Let no program that is started from here gain a capability."""
-    for capability in range(LAST_CAPABILITY + 1):
-        try:
-            prctl(PR_CAPBSET_DROP, capability)
-        except OSError:
-            return  # beyond the last this kernel knows; what it could not drop, the canary sees
-
-
 def give_up(uid: int) -> None:
     """Become *uid* for good, without groups and capabilities. Raises OSError when any of them remains.
 
@@ -117,7 +108,11 @@ def give_up(uid: int) -> None:
     """
     if uid < LEAST_UID:
         raise OSError(0, f"{uid} is no uid of a run")
-    drop_capabilities()
+    for capability in range(LAST_CAPABILITY + 1):  # no program that is started from here may gain one
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            break  # beyond the last this kernel knows; what it could not drop, the canary sees
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)

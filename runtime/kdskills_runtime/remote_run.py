@@ -97,16 +97,6 @@ def close_machine() -> None:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", flags | _UP))
 
 
-def give_up_privileges(limits: dict[str, Any], seccomp: bytes) -> None:
-    """Become uid 10001 for good: rlimits, no groups, no capabilities, no new privileges, the system call filter."""
-    Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
-    for name, bound in limits.items():
-        resource.setrlimit(LIMITS[name], tuple(bound))
-    processes.give_up(UID)
-    processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
-    processes.set_filter(seccomp)
-
-
 class RunLeaf:
     """A cgroup leaf of one run, in hierarchies of version 1 or 2."""
 
@@ -390,7 +380,12 @@ def _first_process(
         limits = dict(order["limits"])
         if not doors:
             limits["nproc"] = (order["pids"],) * 2  # one run at a time: all of this uid is this run
-        give_up_privileges(limits, bytes.fromhex(order["seccomp"]))
+        Path("/proc/self/oom_score_adj").write_text("500", encoding="ascii")
+        for name, bound in limits.items():
+            resource.setrlimit(LIMITS[name], tuple(bound))
+        processes.give_up(UID)
+        processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+        processes.set_filter(bytes.fromhex(order["seccomp"]))
 
     try:
         processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)

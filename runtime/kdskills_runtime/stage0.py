@@ -56,24 +56,17 @@ class Reporter:
 
     def failed(self, stage: str, code: str, message: str) -> None:
         """Report that the program could not be started."""
-        self._line({"event": "failed", "stage": stage, "code": code, "message": shorten(message)})
-
-    def refused(self, code: str, message: str) -> None:
-        """Report that the skills here are not those of the descriptor."""
-        self._line({"event": "refused", "code": code, "message": shorten(message)})
-
-    def started(self) -> None:
-        """Report that the program runs next."""
-        self._line({"event": "started"})
+        self.line({"event": "failed", "stage": stage, "code": code, "message": shorten(message)})
 
     def ended(self, outcome: str, **facts: Any) -> None:
         """Report how the program ended."""
         line = {"event": "ended", "outcome": outcome, **facts}
         if self._value is not None:
             line["value"] = self._value[0]
-        self._line(line)
+        self.line(line)
 
-    def _line(self, line: dict[str, Any]) -> None:
+    def line(self, line: dict[str, Any]) -> None:
+        """Report what *line* says."""
         if os.getpid() != self._pid:
             return
         data = memoryview(json.dumps(line).encode("ascii") + b"\n")
@@ -129,7 +122,8 @@ def restore(descriptor: dict[str, Any], verify: Any, reporter: Reporter) -> bool
         set_skills_descriptor(descriptor, verify=verify)
     except KdskillsError as error:
         differs = isinstance(error, RootMissing | RootChanged)
-        reporter.refused("skills_mismatch" if differs else error.code, error.message)
+        code = "skills_mismatch" if differs else error.code
+        reporter.line({"event": "refused", "code": code, "message": shorten(error.message)})
         return False
     return True
 
@@ -214,7 +208,7 @@ def run_program(path: str, names: dict[str, Any], reporter: Reporter) -> int:
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(line_buffering=True)  # what was printed before a kill is not lost
-    reporter.started()
+    reporter.line({"event": "started"})  # the program runs next
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
             code = compile(file.read(), path, "exec", dont_inherit=True)

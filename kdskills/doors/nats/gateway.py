@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -172,20 +172,23 @@ class Gateway:
         return None if passing and retries else answer
 
     async def _run(self, address: CallAddress, command: CallCommand) -> CallAnswer:
-        """Run the operation, or return the answer its first run had."""
-        if not self._answers.keeps(self._host.operations.get(address.operation), command.arguments):
-            return await self._invoke(address, command.tool_call_id, command.arguments)
-        body = body_of(command)
+        """Run the operation for the caller the subject names, or return the answer its first run had."""
+        call = command.tool_call_id
+        keeps = self._answers.keeps(self._host.operations.get(address.operation), command.arguments)
         try:
-            earlier = await self._answers.answer_of(address, command.tool_call_id, body)
+            earlier = await self._answers.answer_of(address, call, body_of(command)) if keeps else None
+            if earlier is not None:
+                return earlier
+            identity, key = identity_of(address, self._settings), f"nats:{address.channel}:{call}"
+            async with self._progress(address, call) as emit:
+                context = Context(identity=identity, emit=emit, idempotency_key=key, request_id=call[:64])
+                output = await self._host.invoke(address.operation, command.arguments, context)
         except KdskillsError as error:
-            return CallAnswer(command.tool_call_id, address.operation, error=error)
-        if earlier is not None:
-            return earlier
-        answer = await self._invoke(address, command.tool_call_id, command.arguments)
-        if answer.output is not None:
+            return CallAnswer(call, address.operation, error=error)
+        answer = CallAnswer(call, address.operation, output=output)
+        if keeps:
             answer, _ = answer.within(self._nc.max_payload - HEADER_ROOM)
-            await self._keep(address, answer, body)
+            await self._keep(address, answer, body_of(command))
         return answer
 
     async def _keep(self, address: CallAddress, answer: CallAnswer, body: str) -> None:
@@ -200,17 +203,6 @@ class Gateway:
             else:
                 return
         _LOG.error("%s: call %s would run again if it came again", address.operation, answer.tool_call_id)
-
-    async def _invoke(self, address: CallAddress, call: str, arguments: Mapping[str, object]) -> CallAnswer:
-        """Run the operation for the caller the subject names."""
-        try:
-            identity, key = identity_of(address, self._settings), f"nats:{address.channel}:{call}"
-            async with self._progress(address, call) as emit:
-                context = Context(identity=identity, emit=emit, idempotency_key=key, request_id=call[:64])
-                output = await self._host.invoke(address.operation, arguments, context)
-        except KdskillsError as error:
-            return CallAnswer(call, address.operation, error=error)
-        return CallAnswer(call, address.operation, output=output)
 
     @asynccontextmanager
     async def _progress(self, address: CallAddress, call: str) -> AsyncIterator[Emit]:

@@ -42,20 +42,8 @@ from kdskills.app.operations.projects import (
 from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
 from kdskills.app.wire import json_text
+from kdskills.doors.web import events
 from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit
-from kdskills.doors.web.events import (
-    CHECK_S,
-    RETRY,
-    WAITING_STILL,
-    Allowed,
-    Drain,
-    event_frames,
-    failed,
-    frame,
-    last_seen,
-    stream_of,
-    unless,
-)
 from kdskills.errors import BadRequest, KdskillsError, NotFound
 
 KEY: Final = "Repeating a call gives its first answer."
@@ -81,7 +69,7 @@ class WebCall:
         return Context(identity=self.identity, request_id=self.request.state.request_id)
 
     @property
-    def allowed(self) -> Allowed | None:
+    def allowed(self) -> events.Allowed | None:
         """What asks whether the caller's token was revoked meanwhile; None for a caller without one."""
         token = self.identity.token
         if token is None:
@@ -292,14 +280,14 @@ async def _job_events(call: Call, item: Item, after_seq: After = None) -> Respon
 async def _events(call: WebCall, kind: Kind, item: str, after: int | None) -> Response:
     """Follow work; what can be refused is refused before the stream begins."""
     host, name = call.host, f"skills.{kind}_watch"
-    arguments = {f"{kind}_id": item, "after_seq": last_seen(call.request.headers, after)}
+    arguments = {f"{kind}_id": item, "after_seq": events.last_seen(call.request.headers, after)}
     call.checked(name, arguments)
     await (host.work.task if kind == "task" else host.work.job)(call.identity, item)
 
     async def watch(emit: Emit) -> Any:
         return await host.invoke(name, arguments, replace(call.context, emit=emit))
 
-    return stream_of(event_frames(watch, call.request.app.state.drain, call.allowed))
+    return events.stream_of(events.event_frames(watch, call.request.app.state.drain, call.allowed))
 
 
 async def _logs(call: WebCall, arguments: dict[str, Any]) -> Response:
@@ -307,40 +295,40 @@ async def _logs(call: WebCall, arguments: dict[str, Any]) -> Response:
         return await call.run("skills.task_logs", arguments)
     arguments |= {"limit": arguments["limit"] or 65_536, "follow": False}
     read = partial(call.host.invoke, "skills.task_logs", context=call.context)
-    first = await read({**arguments, "offset": last_seen(call.request.headers, arguments["offset"])})
+    first = await read({**arguments, "offset": events.last_seen(call.request.headers, arguments["offset"])})
     assert isinstance(first, LogsOutput)
-    return stream_of(_printed(read, arguments, first, call.request.app.state.drain, call.allowed))
+    return events.stream_of(_printed(read, arguments, first, call.request.app.state.drain, call.allowed))
 
 
 async def _printed(
-    read: Any, arguments: Mapping[str, Any], piece: LogsOutput, drain: Drain, allowed: Allowed | None
+    read: Any, arguments: Mapping[str, Any], piece: LogsOutput, drain: events.Drain, allowed: events.Allowed | None
 ) -> AsyncIterator[bytes]:
     """Give pieces of output as they come, each under the number of the byte after it; `end` when there are no more."""
-    yield RETRY
+    yield events.RETRY
     clock = asyncio.get_running_loop().time
     checked = clock()
     with drain.stop_event() as stopping:
         while not stopping.is_set():
             if piece.next_offset > piece.offset:
-                yield frame("output", json_text(piece), piece.next_offset)
+                yield events.frame("output", json_text(piece), piece.next_offset)
             if piece.ended:
-                yield frame("end", json_text(piece.model_copy(update={"data": ""})), piece.next_offset)
+                yield events.frame("end", json_text(piece.model_copy(update={"data": ""})), piece.next_offset)
                 return
             following = {**arguments, "offset": piece.next_offset, "follow": True, "timeout_sec": FOLLOW_S}
             try:
-                if allowed is not None and clock() >= checked + CHECK_S:
+                if allowed is not None and clock() >= checked + events.CHECK_S:
                     checked = clock()
                     await allowed()
-                next_piece = await unless(stopping, read(following))
+                next_piece = await events.unless(stopping, read(following))
             except KdskillsError as error:
-                yield failed(error)
+                yield events.failed(error)
                 return
             if next_piece is None:
                 return
             assert isinstance(next_piece, LogsOutput)
             piece = next_piece
             if piece.next_offset == piece.offset and not piece.ended:
-                yield WAITING_STILL
+                yield events.WAITING_STILL
 
 
 PIECE: Final = 64 * 1024
