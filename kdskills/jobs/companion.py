@@ -134,10 +134,15 @@ async def _serve(listeners: dict[int, socket.socket], ready: dict[str, Any], log
 async def _tell_ready(ready: dict[str, Any], logs: list[Path]) -> None:
     if "pattern" in ready:
         await _pattern(str(ready["pattern"]), logs)
-    elif "tcp_port" in ready:
-        await _port(int(ready["tcp_port"]))
-    elif "port" in ready:
-        await _http(int(ready["port"]), str(ready["path"]))
+    while ready and "pattern" not in ready:
+        with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError, asyncio.LimitOverrunError):
+            if "tcp_port" in ready:
+                _, writer = await _connect(int(ready["tcp_port"]))
+                writer.close()
+                break
+            if await asyncio.wait_for(_status(int(ready["port"]), str(ready["path"])), ASK_S) < 500:
+                break
+        await asyncio.sleep(LOOK_S)
     _say({"ready": True})
 
 
@@ -164,25 +169,7 @@ def _piece(path: Path, offset: int) -> bytes:
         os.close(fd)
 
 
-async def _port(port: int) -> None:
-    while True:
-        with contextlib.suppress(OSError):
-            _, writer = await _connect(port)
-            writer.close()
-            return
-        await asyncio.sleep(LOOK_S)
-
-
-async def _http(port: int, path: str) -> None:
-    while True:
-        with contextlib.suppress(OSError, TimeoutError, ValueError, IndexError, asyncio.LimitOverrunError):
-            if await asyncio.wait_for(_status(port, path), ASK_S) < 500:
-                return
-        await asyncio.sleep(LOOK_S)
-
-
 async def _status(port: int, path: str) -> int:
-    """Return the status of a GET."""
     reader, writer = await _connect(port)
     with contextlib.closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n".encode())
@@ -221,7 +208,6 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, return
 
 
 async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to *port* in the sandbox."""
     try:
         return await asyncio.open_connection("127.0.0.1", port, limit=CHUNK)
     except OSError:

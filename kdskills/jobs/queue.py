@@ -14,7 +14,6 @@ import os
 import socket
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -211,7 +210,6 @@ class WorkQueue:
         return sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
-        """Begin a question for rows of *kind*."""
         table = self.records.table(kind)
         task = kind == "task"
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
@@ -276,7 +274,6 @@ class WorkQueue:
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
     def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
-        """Change tasks and return their heads as they are then."""
         if not items:
             return []
         table = self.records.table("task")
@@ -387,8 +384,9 @@ class Roster:
         """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
 
         def change(link: sa.Connection) -> list[str] | None:
-            alive = link.execute(self._renewal, {"mine": executor, "now": micros(utc_now())}).rowcount > 0
-            return self._bury(link, executor) if alive else None
+            mine = self._table.update().where(self._table.c.executor == executor, self._table.c.state == "live")
+            renewal = mine.values(beat_at=micros(utc_now()), lease_until=self._lease())
+            return self._bury(link, executor) if link.execute(renewal).rowcount else None
 
         return self._work.database.change(change)
 
@@ -416,9 +414,11 @@ class Roster:
     def _bury(self, link: sa.Connection, mine: str | None) -> list[str]:
         """As `bury`, in the transaction of *link*; one question when nobody died."""
         table = self._table
+        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
+        living = sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
         dead = [
             row.executor
-            for row in link.execute(self._living)
+            for row in link.execute(living)
             if row.executor != mine
             and (row.over or (row.host == self._work.host and not slot_taken(self._work.state_dir, row.slot)))
         ]
@@ -429,20 +429,6 @@ class Roster:
         for executor in buried:
             _LOG.warning("worker %s is dead", executor)
         return buried
-
-    @cached_property
-    def _renewal(self) -> sa.Update:
-        """The change of the beat of the worker `mine` at `now`."""
-        table = self._table
-        mine = table.update().where(table.c.executor == sa.bindparam("mine"), table.c.state == "live")
-        return mine.values(beat_at=sa.bindparam("now"), lease_until=self._lease())
-
-    @cached_property
-    def _living(self) -> sa.Select[tuple[str, str, int, bool]]:
-        """The question for workers that were not buried, and whether the lease of each is over."""
-        table = self._table
-        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
-        return sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
 
     def live(self, link: sa.Connection) -> Sequence[sa.Row[Any]]:
         """Return the rows of workers that were not buried."""

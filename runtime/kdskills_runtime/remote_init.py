@@ -86,7 +86,7 @@ def facts() -> dict[str, Any]:
     if os.getuid() != 0:
         problem: str | None = "commands do not run as root, so programs cannot be walled in"
     else:
-        problem = _try_walls()
+        problem = remote_run.try_walls()
         if problem is None:
             limits |= {"work", "tmp", "network"}
         leaf = remote_run.make_leaf(f"facts-{os.getpid()}", 64 * 1024 * 1024, 8)
@@ -136,22 +136,6 @@ def _start(pid: int) -> str:
     except OSError:
         return ""
     return "" if fields[0] == "Z" else fields[19]
-
-
-def _try_walls() -> str | None:
-    """Build the walls in a process of its own; return why that failed, or None."""
-    from kdskills_runtime.remote_run import try_walls
-
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(write, (try_walls() or "").encode("utf-8", "replace"))
-        os._exit(0)
-    os.close(write)
-    with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor, not a path
-        words = pipe.read().decode("utf-8", "replace")
-    os.waitpid(pid, 0)
-    return words or None
 
 
 if __name__ == "__main__":

@@ -183,22 +183,30 @@ def _lines(path: Path) -> list[str]:
 
 
 def try_walls() -> str | None:
-    """Build the walls without a program, in this process; return why that failed, or None."""
-    try:
-        fresh_folders(1 << 20, 1 << 20, {})
-        call("unshare", NEW_MACHINE)
-        pid = os.fork()
-        if pid == 0:
-            try:
+    """Build the walls without a program, in processes of their own; return why that failed, or None."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        first = -1
+        try:
+            fresh_folders(1 << 20, 1 << 20, {})
+            call("unshare", NEW_MACHINE)
+            first = os.fork()
+            if first == 0:
                 close_machine()
-            except OSError as error:
-                os._exit(error.errno or 1)
+            else:
+                os.waitpid(first, 0)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, these are no walls
+            reason = os.strerror(getattr(error, "errno", None) or 1)
+            problem = f"the machine cannot be closed: {reason}" if first == 0 else str(error)
+            os.write(write, problem.encode("utf-8", "replace"))
+        finally:
             os._exit(0)
-        _, status = os.waitpid(pid, 0)
-    except OSError as error:
-        return str(error)
-    code = os.waitstatus_to_exitcode(status)
-    return f"the machine cannot be closed: {os.strerror(code)}" if code > 0 else None
+    os.close(write)
+    with open(read, "rb") as pipe:  # noqa: PTH123 - a descriptor, not a path
+        words = pipe.read().decode("utf-8", "replace")
+    os.waitpid(pid, 0)
+    return words or None
 
 
 class Tail:

@@ -105,36 +105,23 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def status_of(error: KdskillsError) -> int:
-    """Return the HTTP status of an error."""
-    if error.code in STATUS:
-        return STATUS[error.code]
-    return next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
-
-
-def problem_of(error: KdskillsError, request_id: str) -> Problem:
-    """Return an error as a problem."""
-    status = status_of(error)
-    return Problem(
+def response_of(error: KdskillsError, request: Request) -> Response:
+    """Answer with an error."""
+    status = next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
+    status = STATUS.get(error.code, status)
+    problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
         detail=error.message,
         code=error.code,
         who=error.who,
         details=cast("dict[str, Any]", as_text(error.details)),
-        request_id=request_id,
+        request_id=getattr(request.state, "request_id", ""),
     )
-
-
-def response_of(error: KdskillsError, request: Request) -> Response:
-    """Answer with an error."""
-    problem = problem_of(error, getattr(request.state, "request_id", ""))
-    headers = {}
-    if problem.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if "retry_after" in error.details:
         headers["Retry-After"] = str(error.details["retry_after"])
-    return Response(json_text(problem), problem.status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
 
 
 IDENTITY: Final = "kdskills.identity"
