@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import NotFound
 from kdskills.jobs.blobs import (
     ArtifactCorrupt,
     Blobs,
@@ -92,13 +92,10 @@ class ArtifactStore:
         if hasher.hexdigest() != sha256:
             raise ArtifactCorrupt(f"the artifact {sha256[:12]}… is not what was stored", sha256=sha256)
 
-    async def fetch(self, project: str, sha256: str, target: Path, *, limit: int | None = None) -> int:
+    async def fetch(self, project: str, sha256: str, target: Path) -> int:
         """Write the bytes of a digest to *target*, whole and checked or not at all, and return their number.
 
-        Raises:
-            NotFound: `artifact_missing`.
-            BadRequest: `artifact_large`; it has more than *limit* bytes.
-            ArtifactCorrupt: What is kept is not what was stored.
+        Raises NotFound and ArtifactCorrupt, as `read`.
         """
         part = target.with_name(f".{target.name[:80]}.{secrets.token_hex(6)}.part")
         size = 0
@@ -106,10 +103,6 @@ class ArtifactStore:
             with open_private(part, "xb") as sink:
                 async for chunk in self.read(project, sha256):
                     size += len(chunk)
-                    if limit is not None and size > limit:
-                        raise BadRequest(
-                            f"the artifact has more than {limit} bytes", code="artifact_large", limit=limit
-                        )
                     await asyncio.to_thread(sink.write, chunk)
                 sink.flush()
                 await asyncio.to_thread(os.fsync, sink.fileno())

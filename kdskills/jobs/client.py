@@ -273,20 +273,13 @@ class JobsClient:
             pause = min(pause * 1.3, _LOOK_MAX_S)
 
     async def logs(
-        self,
-        scope: Scope,
-        item: str,
-        stream: Stream = "stdout",
-        offset: int = 0,
-        limit: int = 65536,
-        *,
-        any_agent: bool = False,
+        self, scope: Scope, item: str, stream: Stream = "stdout", offset: int = 0, limit: int = 65536
     ) -> LogPiece:
         """Return up to *limit* bytes of a task's output from *offset*; a negative offset counts from the end.
 
         Read from the latest attempt's files, where this host has them; else from the tail the head keeps. Raises NotFound.
         """
-        work, head = await self.work(), await self.head(TaskHead, scope, item, any_agent=any_agent)
+        work, head = await self.work(), await self.head(TaskHead, scope, item)
         attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None
         if attempt is not None and head.host == work.host:
             return await asyncio.to_thread(attempt.logs, stream, offset, limit)

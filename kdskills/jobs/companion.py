@@ -181,7 +181,6 @@ async def _status(port: int, path: str) -> int:
 
 
 async def _carry(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Carry one connection into the sandbox and back."""
     try:
         sandbox_reader, sandbox_writer = await _connect(port)
     except OSError:

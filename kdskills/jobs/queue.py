@@ -307,7 +307,6 @@ class WorkQueue:
         return None
 
     def _settle(self, link: sa.Connection, sessions: Sequence[str]) -> None:
-        """Note that the files of these sessions are on this host."""
         if sessions:
             now, new = micros(utc_now()), upsert(link.dialect.name, self.records.tables.sessions)
             rows = [{"session_key": key, "host": self.host, "used_at": now} for key in sessions]

@@ -352,7 +352,6 @@ class JobRun:
                     await changed.wait()
 
     async def _step(self, head: JobHead) -> bool:
-        """Do what the plan says; whether the job is over."""
         tasks = await self._context.read(lambda link: self._context.records.tasks_of_jobs(link, [head.id]))
         now, pause = utc_now(), timedelta(seconds=self._context.work.settings.retry_backoff_s)
         overdue = (now - (head.started_at or now)).total_seconds() > head.spec.max_wall_time_s

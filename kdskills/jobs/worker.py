@@ -154,7 +154,6 @@ async def end_leftovers(work: Work) -> int:
 
 
 def _living(work: Work) -> list[str]:
-    """Return ids of tasks with a living attempt on this host."""
     top = work.state_dir / RUNS
     return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
 
@@ -211,7 +210,6 @@ class QueueWatch:
             os.close(closing)
 
     def _listen(self, closing: int) -> None:
-        """Pass PostgreSQL's notifications on."""
         connection = self._database.engine.raw_connection()
         try:
             driver: Any = connection.driver_connection
@@ -266,7 +264,6 @@ def _goes_on(closing: int, seconds: float | None, readable: int | None = None) -
 
 
 def _version(driver: sqlite3.Connection) -> int:
-    """Return the counter that changes with each commit of another connection."""
     version: int = driver.execute("PRAGMA data_version").fetchone()[0]
     return version
 
@@ -379,7 +376,6 @@ class Worker:
         return False
 
     async def _live(self) -> None:
-        """Be the worker of the slot under one name."""
         settings, loop = self._work.settings, asyncio.get_running_loop()
         self._renew_lease_file()
 
@@ -434,7 +430,6 @@ class Worker:
                 return
 
     async def _claim(self) -> None:
-        """Claim what there is room for, and begin it."""
         context, queue, database = self.context, self._work.queue, self._work.database
         if self._look_for_cancels and context.active:
             self._look_for_cancels = False
@@ -452,7 +447,6 @@ class Worker:
             context.wake.set()
 
     def _begin(self, kind: Kind, item: str, mode: WorkKind, run: Coroutine[None, None, None]) -> None:
-        """Start the run of a task or job that was claimed."""
         self.context.active[item] = mode
         task = asyncio.ensure_future(self._guarded(kind, item, run))
         self._runs.add(task)
@@ -563,7 +557,6 @@ class Worker:
         return [item for item in canceled if item in self.context.active]
 
     async def _retire(self) -> None:
-        """End programs nobody waits for, and forget what is over for long."""
         await end_leftovers(self._work)
         await self._retention.round()
 

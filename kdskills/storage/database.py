@@ -302,12 +302,12 @@ VERSIONS: Final = "kd_alembic"
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
 
 
-def upgrade(database: Database, part: str, head: str | None = None) -> bool:
-    """Bring the tables of *part*, a branch such as `work`, up to its newest revision; whether there was anything to do. Blocks.
+def upgrade(database: Database, part: str) -> bool:
+    """Bring the tables of *part*, a branch such as `work`, up to its newest revision; whether there was anything to do.
 
-    The newest one, *head*, is that of `HEADS` when omitted. Raises MissingExtra, DatabaseUnavailable.
+    Blocks. Raises MissingExtra, DatabaseUnavailable.
     """
-    target = HEADS[part] if head is None else head
+    target = HEADS[part]
     if target in database.ask(current_revisions):
         return False
 

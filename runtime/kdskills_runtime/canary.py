@@ -46,7 +46,6 @@ def _lines(path: str) -> list[str]:
 
 
 def _opens(path: str, flags: int) -> bool:
-    """Return whether *path* can be opened with *flags*."""
     try:
         os.close(os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:
@@ -55,7 +54,6 @@ def _opens(path: str, flags: int) -> bool:
 
 
 def _sockets() -> list[str]:
-    """Return the address families for which a socket can be made."""
     import _socket  # the C module alone: the other costs 4 ms
 
     families = []

@@ -72,8 +72,6 @@ def main() -> int:
 
 
 class _Program:
-    """The program, from its start until its last process is gone."""
-
     def __init__(self, order: dict[str, Any], stdin_fd: int, payload_fd: int | None) -> None:
         self._order = order
         self._stdin_fd = stdin_fd

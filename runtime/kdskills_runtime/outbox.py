@@ -80,8 +80,6 @@ def matches(pattern: list[str], path: list[str], *, below: bool = False) -> bool
 
 
 class _Outbox:
-    """Walks the folder and writes what may be sent."""
-
     def __init__(self, out: BinaryIO, globs: list[list[str]], max_files: int, max_bytes: int) -> None:
         self._out = out
         self._globs = globs

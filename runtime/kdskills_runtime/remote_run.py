@@ -280,7 +280,6 @@ class RemoteRun:
         self._write(answer, end, oom=oom)
 
     def _take(self, size: int) -> memoryview:
-        """Return the next announced bytes."""
         piece, self._bodies = self._bodies[:size], self._bodies[size:]
         return piece
 

@@ -272,8 +272,6 @@ def answer(
 
 
 def _function(row: Row, printer: Printer) -> Callable[..., None]:
-    """Return the function of a command, with the signature that typer reads parameters from."""
-
     def command(ctx: typer.Context, **words: Any) -> None:
         as_json = words["as_json"]
         with failing(as_json=as_json):

@@ -146,7 +146,6 @@ def list_work(
 
 
 def _cells(row: Any) -> list[str]:
-    """Return what a list tells of a job or a task."""
     if hasattr(row, "job_id") and hasattr(row, "steps"):
         item, what = row.job_id, f"step {row.current_step_index + 1} of {row.steps}"
     else:

@@ -126,7 +126,6 @@ class Gateway:
                 await asyncio.wait(late)
 
     async def _take(self, message: Msg) -> None:
-        """Answer one delivery."""
         try:
             address = parse(message.subject)
             command = None if address is None else read_command(address, message.data)

@@ -202,7 +202,6 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _healthz() -> Response:
-    """The process lives."""
     return JSONResponse({"status": "ok"})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import NotFound
 from kdskills.jobs.artifacts import ArtifactStore, Stored, open_artifacts
 from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
 
@@ -103,17 +103,6 @@ async def test_a_cut_file_is_stored_again(tmp_path: Path, store: ArtifactStore, 
     (folder / blob_key("local", found.sha256)).write_bytes(b"all")
     await store.save("local", source)
     assert await everything(store, "local", found.sha256) == b"all of it"
-
-
-async def test_fetching_is_bounded(tmp_path: Path, store: ArtifactStore) -> None:
-    """What is larger than the caller takes is refused and leaves no file, the target that was there included."""
-    found = await store.save("local", file(tmp_path, b"z" * 100))
-    target = file(tmp_path, b"before", "target")
-    with pytest.raises(BadRequest) as refused:
-        await store.fetch("local", found.sha256, target, limit=99)
-    assert (refused.value.code, target.read_bytes()) == ("artifact_large", b"before")
-    assert await store.fetch("local", found.sha256, target, limit=100) == 100
-    assert names(tmp_path) == ["kept", "source.bin", "target"]
 
 
 async def test_forgetting_twice_is_forgetting(tmp_path: Path, store: ArtifactStore) -> None:
