@@ -81,16 +81,11 @@ class AttemptOrder(Value):
     host_ports: dict[int, int] = Field(default_factory=dict)
     lease_file: Path | None = None
 
-    @property
-    def backstop_s(self) -> float | None:
-        """Seconds after which the shim ends it; None for services."""
-        timeout = self.spec.command.timeout_s
-        return None if timeout is None else timeout + BACKSTOP_S
-
     def to_json(self) -> dict[str, object]:
-        """Return what `order.json` holds: the order, and what the shim reads of it."""
-        lease = None if self.lease_file is None else str(self.lease_file)
-        return {"backstop_s": self.backstop_s, "lease_file": lease, "order": self.model_dump(mode="json")}
+        """Return what `order.json` holds: the order, and what the shim reads of it; no service is ended by time."""
+        order, timeout = self.model_dump(mode="json"), self.spec.command.timeout_s
+        backstop_s = None if timeout is None else timeout + BACKSTOP_S
+        return {"backstop_s": backstop_s, "lease_file": order["lease_file"], "order": order}
 
 
 class ProcessIdentity(Value):

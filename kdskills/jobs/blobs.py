@@ -19,11 +19,14 @@ from urllib.parse import urlsplit
 
 from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
 from kdskills.skills.private_files import FILE_MODE, make_folder, private_folder
+from kdskills.storage.database import LazyModule
 
 if TYPE_CHECKING:
+    import obstore
     from obstore import Attributes
     from obstore.store import ObjectStore
-
+else:
+    obstore = LazyModule("obstore")
 
 CHUNK: Final = 1024 * 1024
 NO_BUCKET: Final = "the bucket of artifacts is not there: make it, or let the setting artifacts name another"
@@ -159,15 +162,11 @@ class ObjectBlobs:
 
     async def check(self) -> None:
         """Ask for the first page of keys, which a bucket that is not there does not have. Raises ArtifactStoreUnavailable."""
-        import obstore
-
         with _obstore_errors(), _in_bucket():
             await obstore.list(self._store, prefix=CHECKED, chunk_size=1).collect_async()
 
     async def save(self, key: str, source: Path) -> None:
         """Keep a file, streamed; it appears whole or not at all."""
-        import obstore
-
         attributes: Attributes | None = ATTRIBUTES if self._links else None
         with _obstore_errors(), _in_bucket():
             if self._folder is not None:
@@ -180,8 +179,6 @@ class ObjectBlobs:
 
     async def size(self, key: str) -> int | None:
         """Return the size of a key, or None."""
-        import obstore
-
         with _obstore_errors():
             try:
                 return (await obstore.head_async(self._store, key))["size"]
@@ -190,8 +187,6 @@ class ObjectBlobs:
 
     async def read(self, key: str) -> AsyncIterator[bytes]:
         """Stream a key."""
-        import obstore
-
         with _obstore_errors(), _in_bucket():
             response = await obstore.get_async(self._store, key)
             async for chunk in response.stream(min_chunk_size=CHUNK):
@@ -199,15 +194,11 @@ class ObjectBlobs:
 
     async def piece(self, key: str, begin: int, end: int) -> bytes:
         """Return a piece of a key."""
-        import obstore
-
         with _obstore_errors(), _in_bucket():
             return bytes(await obstore.get_range_async(self._store, key, start=begin, end=end))
 
     async def delete(self, key: str) -> None:
         """Forget a key."""
-        import obstore
-
         with _obstore_errors(), suppress(FileNotFoundError):
             await obstore.delete_async(self._store, key)
 
@@ -215,8 +206,6 @@ class ObjectBlobs:
         """Return a link, where the store has them."""
         if not self._links:
             return None
-        import obstore
-
         with _obstore_errors():
             return await obstore.sign_async(self._store, "GET", key, expires)
 

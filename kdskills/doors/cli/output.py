@@ -5,6 +5,7 @@ Every command imports this module, also those that print JSON or their help: wha
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -106,8 +107,12 @@ class Interrupted(UserMustAct, code="interrupted"):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes."""
-    from kdskills.doors.cli.terminal import Terminal
+    """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes, and every command ends in the same way."""
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> NoReturn:  # rich would end the process here, whatever it is doing
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     return Terminal(stderr=stderr, highlight=False)
 

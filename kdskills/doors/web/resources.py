@@ -131,7 +131,10 @@ def _add(router: APIRouter, operation: Operation) -> None:
         return call
 
     async def endpoint(call: WebCall, arguments: Any, idempotency_key: IdempotencyKey = None) -> Response:
-        return await call.run(operation.name, await json_of(call.request), idempotency_key)
+        body = json.loads(await call.request.body() or b"{}")
+        if not isinstance(body, dict):
+            raise BadRequest("the body must be a JSON object", errors=[{"path": "/", "problem": "not an object"}])
+        return await call.run(operation.name, body, idempotency_key)
 
     # FastAPI reads the body's model and the gate from annotations; they are known only here.
     endpoint.__annotations__["call"] = Annotated[WebCall, Depends(permitted)]
@@ -147,14 +150,6 @@ def _add(router: APIRouter, operation: Operation) -> None:
         responses=PROBLEMS,
         tags=[operation.name.partition(".")[0]],
     )
-
-
-async def json_of(request: Request) -> Mapping[str, Any]:
-    """Return the body as the object it was checked to be."""
-    body = json.loads(await request.body() or b"{}")
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object", errors=[{"path": "/", "problem": "not an object"}])
-    return body
 
 
 def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:

@@ -171,7 +171,7 @@ async def test_service_that_fails_says_so(lab):
 async def test_service_without_conditions_runs_at_once(lab):
     """With nothing to wait for, a service is running when its program is, and has no timeout."""
     attempt, facts = await started(lab, "sleep 600", ServiceSpec())
-    assert (facts.endpoints, attempt.endpoints_active(), attempt.order.backstop_s) == ((), False, None)
+    assert (facts.endpoints, attempt.endpoints_active(), attempt.order.to_json()["backstop_s"]) == ((), False, None)
     attempt.cancel()
     await attempt.wait()
 
