@@ -43,10 +43,9 @@ from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import host_words, require_allowed
 from kdskills.app.operations.table import RUNS
 from kdskills.app.wire import as_text, json_facts, json_text
-from kdskills.doors.mcp.skills import Skills, WhoAsks
+from kdskills.doors.mcp.skills import Ctx, Skills, WhoAsks
 from kdskills.errors import BadRequest, CallRefused, KdskillsError
 
-Ctx = ServerRequestContext[Any, Any]
 Invoke = Callable[[str, Mapping[str, Any], Context], Awaitable[BaseModel]]
 
 
