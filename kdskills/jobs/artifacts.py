@@ -79,11 +79,9 @@ class ArtifactStore:
         return content
 
     async def read(self, project: str, sha256: str) -> AsyncIterator[bytes]:
-        """Stream the bytes of a digest.
+        """Stream the bytes of a digest. Raises NotFound, `artifact_missing`.
 
-        Raises:
-            NotFound: `artifact_missing`.
-            ArtifactCorrupt: After the last chunk, when what came is not what was stored.
+        Raises ArtifactCorrupt after the last chunk, when what came is not what was stored.
         """
         hasher = hashlib.sha256()
         async for chunk in self._blobs.read(blob_key(project, sha256)):

@@ -165,8 +165,8 @@ _LINE: Final = 65536
 class WarmStarter:
     """Starts shims through one launcher process, made when it is first needed and again when it died.
 
-    Any thread and any event loop may use it; orders go through one at a time, as a fork takes milliseconds. The launcher's
-    first line is the *greeting*: the settings, which may hold secrets and so are no arguments.
+    Any thread and any event loop may use it; orders go through one at a time, as a fork takes milliseconds. The
+    launcher's first line is the *greeting*: the settings, which may hold secrets and so are no arguments.
     """
 
     def __init__(self, command: Sequence[str], greeting: bytes) -> None:
@@ -436,13 +436,10 @@ class Attempts:
         return self._state / SESSIONS / require_task_id(session_key)
 
     async def start(self, order: AttemptOrder) -> Attempt:
-        """Start an attempt and return once its shim holds the lock.
+        """Start an attempt and return once its shim holds the lock. Raises ExecFailed.
 
         The same attempt may be started again: one that began, whether it lives or not, is only found. So a worker that
         was killed between its decision and the start repeats the call without ever running a program twice.
-
-        Raises:
-            ExecFailed: No shim could be started.
         """
         assert self._starter is not None
         folder = self._folder(order.task_id, order.attempt)

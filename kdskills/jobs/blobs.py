@@ -79,7 +79,7 @@ def artifact_id(task_id: str, path: str) -> str:
 
 
 def blob_key(project: str, sha256: str) -> str:
-    """Return where the bytes of a digest in lower-case hex are kept for a project, which has a name. Raises ValueError."""
+    """Return where the bytes of a digest, in lower-case hex, are kept for a project with a name. Raises ValueError."""
     if not _HEX.fullmatch(sha256):
         raise ValueError(f"{sha256[:80]!r} is no sha256 in lower-case hex")
     if not project:
@@ -153,7 +153,7 @@ def open_blobs(url: str) -> Blobs:
 
 
 class ObjectBlobs:
-    """Blobs in one of obstore's stores, which can sign *links* and keep attributes, or is a *folder* kept from other users."""
+    """Blobs in one of obstore's stores: it can sign *links* and keep attributes, or is a *folder* closed to others."""
 
     def __init__(self, store: Any, *, links: bool, folder: Path | None = None) -> None:
         self._store = store

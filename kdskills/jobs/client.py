@@ -277,7 +277,7 @@ class JobsClient:
     ) -> LogPiece:
         """Return up to *limit* bytes of a task's output from *offset*; a negative offset counts from the end.
 
-        Read from the latest attempt's files, where this host has them; else from the tail the head keeps. Raises NotFound.
+        Read from the latest attempt's files where this host has them, else from the head's tail. Raises NotFound.
         """
         work, head = await self.work(), await self.head(TaskHead, scope, item)
         attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None

@@ -63,8 +63,7 @@ def enter(network: int) -> None:
 def line_pattern(pattern: str) -> Any:
     """Return a pattern whose search takes time that grows with the line, whatever pattern and line are.
 
-    Raises:
-        ValueError: It is no pattern, or holds what such patterns have not: look-around or references back.
+    Raises ValueError for what is none, or holds what such patterns have not: look-around or references back.
     """
     options = re2.Options()
     options.log_errors = False

@@ -117,8 +117,8 @@ def to_verdict(
 ) -> Verdict:
     """Write the declared outputs below the attempt's *folder* and return the verdict on *result*.
 
-    *started_at* is in seconds since the epoch, *session_errors* are of files the session could not store, and *override*
-    is why we ended it, in the place of what the engine says.
+    *started_at* is in seconds since the epoch, *session_errors* are of files the session could not store, and
+    *override* is why we ended it, in the place of what the engine says.
     """
     declared = [item for item in result.artifacts if shows(order, item.path)]
     outputs, refused = keep_outputs(folder, declared, order.outputs)

@@ -425,7 +425,7 @@ def graph_problem(steps: Sequence[tuple[str, Sequence[str]]]) -> str | None:
 
 
 def steps_of(spec: JobSpec, tasks: Sequence[TaskHead], *, over: bool = False) -> tuple[StepHead, ...]:
-    """Return the steps as the tasks of their latest tries tell them; when the job is *over*, no step gets a task any more."""
+    """Return the steps as the tasks of their latest tries tell them; once the job is *over*, none gets another."""
     latest = _latest(tasks)
     states = _states(spec, latest, over=over)
     return tuple(

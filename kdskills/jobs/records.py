@@ -385,7 +385,7 @@ def head_of(
     spec: TaskSpec | JobSpec | None = None,
     tasks: Sequence[TaskHead] = (),
 ) -> Head:
-    """Return the head a row holds, made of *spec* where that is at hand; a row just added need not have every column."""
+    """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column."""
     values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}
     if kind.KIND == "job":
         values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)

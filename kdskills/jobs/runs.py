@@ -95,8 +95,7 @@ class WorkerContext:
     ) -> bool:
         """Move a row this worker holds, and do *then* in the same transaction; False when its state forbids it.
 
-        Raises:
-            Buried: The row is another worker's, because this one was given up.
+        Raises Buried when the row is another worker's, because this one was given up.
         """
 
         def change(link: sa.Connection) -> bool:

@@ -38,7 +38,7 @@ def needs_network(service: ServiceSpec) -> bool:
 
 
 def check_service(service: ServiceSpec) -> None:
-    """Raise BadRequest for a pattern, a path of an HTTP check or a port that can be seen to be none before anything runs."""
+    """Raise BadRequest for a pattern, a path of an HTTP check or a port that is none, before anything runs."""
     errors: list[str] = []
     ready = service.ready
     if isinstance(ready, OnPattern):
@@ -102,9 +102,7 @@ class Companion:
         """Start the companion of *service*, whose *network* stays open here.
 
         It listens on the *preferred_ports* of the host, by the service's port, or on any free one unless *exact*.
-
-        Raises:
-            ExecFailed: It cannot listen, or cannot enter the network; its own words are in the shim's log.
+        Raises ExecFailed when it cannot, or cannot enter the network; its own words are in the shim's log.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-s", "-P", str(_SCRIPT)),  # not -I: RE2 may be on this process's own PYTHONPATH

@@ -187,13 +187,10 @@ def open_living(process: dict[str, Any] | None) -> int | None:
 
 
 def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], int]) -> None:
-    """Be the shim of the attempt in *folder* until its verdict is written.
+    """Be the shim of the attempt in *folder* until its verdict is written; the runner shares the *lock* that is held.
 
-    Args:
-        folder: The attempt's folder.
-        lock: Its lock, held; the runner shares it.
-        run: Called in the runner: runs the order and returns its exit code.
-        reap: Called in a further process when the runner died without a result: ends what its engine left.
+    *run* is called in the runner: it runs the order and returns its exit code. *reap* is called in a further process
+    when the runner died without a result: it ends what its engine left.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the launcher, which would take our children's codes away
@@ -270,8 +267,7 @@ def _attend(
 ) -> tuple[int | None, bool, bool]:
     """Wait for the runner's end; ask it to end when we are asked to, when it is overdue or fenced, and then insist.
 
-    Returns:
-        Its wait status, whether an end was asked for, and whether it was overdue.
+    Returns its wait status, whether an end was asked for, and whether it was overdue.
     """
     cancel_requested = overdue = False
     overdue_at = None if backstop_s is None else time.monotonic() + backstop_s

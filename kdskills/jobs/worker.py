@@ -166,7 +166,7 @@ CHANGED: Final = "changed"
 
 
 class QueueWatch:
-    """Calls *tell*, from a thread of its own, with each word that reaches the queue: `queue`, `cancel ID`, `job ID` or `CHANGED`.
+    """Calls *tell* with each word that reaches the queue, `queue`, `cancel ID`, `job ID` or `CHANGED`, in a thread of its own.
 
     Two commits to SQLite's file that are told are at least *look_s* seconds apart.
     """
@@ -339,7 +339,7 @@ class Worker:
     async def serve(self) -> int:
         """Work until asked to end, or idle; returns the exit code, 0 at once when the slot is another's.
 
-        `end_reason` says why it ended. The process should end right after: threads may still wait for a silent database.
+        `end_reason` says why it ended. The process should end right after: threads may still wait for a database.
         """
         with hold_slot(self._work.state_dir, self._slot) as acquired:
             if not acquired:

@@ -112,9 +112,9 @@ def sqlite_file(url: str) -> Path | None:
 
 
 def run_revisions(link: sa.Connection, scripts: Path, target: str, *, missing: MissingExtra) -> None:
-    """Run Alembic's revisions up to *target*, such as `work@head`, in the transaction of *link*; one at a time in a process.
+    """Run Alembic's revisions up to *target*, such as `work@head`, in the transaction of *link*; one at a time.
 
-    `env.py` of the *scripts* finds the connection in `config.attributes`. Raises *missing* when Alembic is not installed.
+    `env.py` of the *scripts* finds the link in `config.attributes`. Raises *missing* when Alembic is not installed.
     """
     try:
         from alembic import command
@@ -154,9 +154,6 @@ class Database:
         label: Whose database it is, in words, such as `the session store`.
         failure: Class of the error for a database that does not answer, or a URL that is none.
         prepare: Called once, before the first question or change: it makes or upgrades tables through `engine`.
-
-    Raises:
-        MissingExtra: SQLAlchemy or the driver is not installed.
     """
 
     def __init__(
@@ -267,7 +264,7 @@ class Database:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    """Prepare a connection to a file that many write and open at once. Raises OperationalError: locked for `BUSY_MS`."""
+    """Prepare a connection to a file that many write and open. Raises OperationalError: locked for `BUSY_MS`."""
     connection.isolation_level = None  # transactions are ours: the driver would begin them too late
     patience = time.monotonic() + BUSY_MS / 1000
     for pragma in PRAGMAS:

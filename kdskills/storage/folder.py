@@ -25,9 +25,8 @@ CONTENTS: Final = (
 def state_folder(path: Path) -> Path:
     """Make *path* and its parents, for us alone to enter, and return it; a wider one of ours is closed to others.
 
-    Raises:
-        DatabaseUnavailable: The system refuses, as it does below a file or without rights.
-        ExecRefused: The folder belongs to another user, is a link, or others may write to it.
+    Raises DatabaseUnavailable where the system refuses, as it does below a file or without rights, and ExecRefused for
+    a folder of another user, a link, or one that others may write to.
     """
     try:
         private_dir(path, narrow=False)
@@ -47,9 +46,7 @@ def close_state(path: Path) -> None:
 def database_folder(url: str, state_dir: Path) -> None:
     """Make the folder a SQLite database lies in; any other than the state folder is the operator's, and keeps its mode.
 
-    Raises:
-        DatabaseUnavailable: The system refuses.
-        ExecRefused: The folder belongs to another user, is a link, or others may write to it.
+    Raises as `state_folder`.
     """
     file = sqlite_file(url)
     if file is None:
@@ -113,12 +110,7 @@ def telling_full_disk() -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Write and remove a small file in *folder*, if it is there. Blocks.
-
-    Raises:
-        StorageFull: There is no room.
-        StateUnwritable: The system refuses for another reason.
-    """
+    """Write and remove a small file in *folder*, if it is there. Blocks. Raises StorageFull, StateUnwritable."""
     if not folder.is_dir():
         return  # nothing was kept yet; whoever keeps the first thing makes it
     probe = folder / f".ready.{os.getpid()}.{secrets.token_hex(4)}"

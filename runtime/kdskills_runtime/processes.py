@@ -71,9 +71,9 @@ def become(
 ) -> NoReturn:
     """In a child: put everything in place and become the program of *order*; never returns.
 
-    Generated code reads *payload* and writes *report*, whose numbers take the places of `{payload_fd}` and `{report_fd}` in
-    the arguments. *prepare* does what only this launcher does, limits among it. When no program was started, *trouble* gets
-    `stage:errno`.
+    Generated code reads *payload* and writes *report*, whose numbers take the places of `{payload_fd}` and `{report_fd}`
+    in the arguments. *prepare* does what only this launcher does, limits among it. *trouble* gets `stage:errno` when no
+    program was started.
     """
     stage = "limits"
     try:

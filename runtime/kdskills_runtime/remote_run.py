@@ -1,8 +1,8 @@
-"""One run in a remote machine, from its walls to its answer. Used by `remote_init` as root there; standard library only.
+"""One run in a remote machine, from its walls to its answer. Used by `remote_init`, as root; standard library only.
 
-The machine is the wall towards us. The walls made here, of namespaces, fresh folders, a cgroup leaf and a program without
-privileges, keep runs apart from each other and from what delivers them: code, skills and control files belong to root,
-programs run as uid 10001 and see a machine that is read-only but for `/work`, `/tmp` and `/dev/shm`.
+The machine is the wall towards us. The walls made here, of namespaces, fresh folders, a cgroup leaf and a program
+without privileges, keep runs apart from each other and from what delivers them: code, skills and control files belong to
+root, programs run as uid 10001 and see a machine that is read-only but for `/work`, `/tmp` and `/dev/shm`.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ class RemoteRun:
 def _first_process(
     order: dict[str, Any], doors: list[int], pipes: dict[str, int], stdin: int, payload: int | None
 ) -> None:
-    """As pid 1 of the new namespaces: start the program, reap, and take everything with it at the end. Never returns."""
+    """As pid 1 of the new namespaces: start the program, reap, and take everything with it. Never returns."""
 
     def prepare() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)

@@ -40,7 +40,7 @@ AT_CLI: Final = replace(LOCAL, door="cli")
 
 
 class HostSource:
-    """What the commands of one command line share: a Host, made from this machine's settings when one first needs it."""
+    """What the commands of one command line share: a Host, made of this machine's settings when one first needs it."""
 
     def __init__(self, host: Host | None = None) -> None:
         if host is not None:
@@ -102,8 +102,8 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
 def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
     """Do something that may need code of a bundle, and is told whether that is trusted.
 
-    Where nobody trusts it yet, the person at a terminal is asked once if *asks*. Raises BundleError, `bundle_untrusted`,
-    when nobody can be asked, or the person said no.
+    Where nobody trusts it yet, the person at a terminal is asked once if *asks*. Raises BundleError,
+    `bundle_untrusted`, when nobody can be asked, or the person said no.
     """
     try:
         return do(trust)

@@ -44,7 +44,7 @@ LONGEST = 8192
 
 
 async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_over: bool) -> bool:
-    """Write a task's output until it is over, or what there is now; whether bytes were missing: only the last are kept."""
+    """Write a task's output until it is over, or as it is now; whether bytes were missing: only the last are kept."""
     lost, query = False, {"task_id": task_id, "stream": stream, "limit": PIECE, "encoding": "base64", "offset": 0}
     while True:
         piece = await ask("skills.task_logs", {**query, "follow": until_over})

@@ -107,7 +107,7 @@ class Interrupted(UserMustAct, code="interrupted"):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes, and every command ends in the same way."""
+    """Return a console for stdout, or stderr; it honours NO_COLOR and plain pipes, and ends no command by itself."""
     from rich.console import Console
 
     class Terminal(Console):

@@ -81,7 +81,7 @@ class Directory(Uri):
 
 
 class Skills:
-    """Answers the extension's methods, with what *publish* gives, as `Host.publication`, and *operations* let callers read."""
+    """Answers the extension's methods with what *publish* gives and *operations* let callers read."""
 
     def __init__(self, operations: Mapping[str, Operation], publish: Publish, caller_of: WhoAsks) -> None:
         self._operations = operations
@@ -319,9 +319,8 @@ def profile_of_query(query: bytes, otherwise: Profile) -> Profile:
 def within(identity: Identity, profile: Profile) -> Identity:
     """Return a caller narrowed to a profile.
 
-    Raises:
-        CallRefused: `scope_missing`; the operator's profile needs a token with the scope `admin`. `not_in_profile`; the
-            profile is wider than the one the caller is served.
+    Raises CallRefused: `scope_missing` where the operator's profile meets no token with the scope `admin`,
+    `not_in_profile` where the profile is wider than the one the caller is served.
     """
     if profile == "operator" and not (identity.token is not None and identity.may("admin")):
         words = (
@@ -337,11 +336,7 @@ def within(identity: Identity, profile: Profile) -> Identity:
 async def client_identity(host: Host, client: Identity) -> Identity:
     """Return who the client on standard input is: *client* without a token, else whose the setting `stdio_token` is.
 
-    An author's client and an operator's work on files of this machine.
-
-    Raises:
-        Unauthenticated: The token is not known.
-        CallRefused: `scope_missing`, as `within`.
+    An author's client and an operator's work on files of this machine. Raises Unauthenticated, and as `within`.
     """
     secret = host.settings.stdio_token
     if secret is None:
@@ -457,13 +452,10 @@ def command(
         http: `HOST:PORT`; on loopback without tokens, elsewhere with them only.
         project: Project whose skills are served to a client without a token.
         agent: Consumer that the policy of skills is asked for, of a client without a token.
-        profile: Tools that are served: `skills`, `author` or `operator`.
+        profile: Tools that are served: `skills`, `author` or `operator`, which needs a token of an administrator.
         tools: Ids of the tools a client without a token holds; None when skills are not asked what they need.
 
-    Raises:
-        ListenRefused: The address is none.
-        BadRequest: `profile_unknown`.
-        CallRefused: `scope_missing`; the profile needs a token of an administrator.
+    Raises ListenRefused; BadRequest, `profile_unknown`; CallRefused, `scope_missing`.
     """
     client = own_client(profile_of(profile), project, agent, None if tools is None else frozenset(tools))
 
@@ -483,7 +475,7 @@ def command(
 def http_app(host: Host, listen: str, client: Identity) -> Starlette:
     """Return the application that many clients reach; a token's own limits hold here as at every door.
 
-    Where *listen*, the host it listens on, is loopback, who brings no token is *client*, though without files of this machine.
+    Where *listen*, its host, is loopback, who brings no token is *client*, though without files of this machine.
     """
     limits = RequestLimits(host.settings.requests_per_minute)
 

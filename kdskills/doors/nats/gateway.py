@@ -320,11 +320,8 @@ class BusUnavailable(OperatorMustAct, code="bus_unavailable"):
 async def serve(host: Host, url: str) -> None:
     """Answer commands and reads of the bus at *url* until cancelled.
 
-    A bus that is not there yet, or goes away, is waited for, which the log tells; commands are kept there.
-
-    Raises:
-        BusUnavailable: The address is none, or the bus has no JetStream.
-        StreamsDisagree: Its streams cannot be used.
+    A bus that is not there yet, or goes away, is waited for, which the log tells; commands are kept there. Raises
+    BusUnavailable for an address that is none or a bus without JetStream, and StreamsDisagree.
     """
 
     async def troubled(error: Exception) -> None:

@@ -70,11 +70,10 @@ def filters(version: str, kind: Kind) -> tuple[str, str]:
 
 
 def identity_of(address: CallAddress, settings: BusSettings) -> Identity:
-    """Return the caller a subject names.
+    """Return the caller a subject names. Raises CallRefused where the bus is not open to its project, or channel.
 
-    Raises:
-        CallRefused: The bus is not open to the project, or to the channel. A channel that happens to be called like the
-            account kdskills runs as is not that account: only a setting of its own makes it so.
+    A channel that happens to be called like the account kdskills runs as is not that account: only a setting of its own
+    makes it so.
     """
     if address.project not in settings.projects:
         raise CallRefused(f"the bus is not open to project {address.project!r}", code="project_not_open")

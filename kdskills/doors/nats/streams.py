@@ -1,7 +1,7 @@
-"""What the bus keeps: streams, the consumer of commands, and answers, so that a call that comes again gets the first one's.
+"""What the bus keeps: streams, the consumer of commands, and answers for calls that come again.
 
 Streams that are there are used, nothing that overlaps is made. Operations that start work keep the call's id with their
-record in the database. Others that change something have no record: the bus keeps their answers as long as it keeps commands.
+record in the database. Others that change something have no record: the bus keeps their answers as long as commands.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ async def ensure_streams(js: JetStreamContext, version: str) -> Served:
 def plan(streams: Mapping[str, Sequence[str]], version: str) -> Served | None:
     """Return which existing stream, by name with its subjects, commands are read from; None when none has them.
 
-    Raises:
-        StreamsDisagree: Several do: no one consumer can read them.
+    Raises StreamsDisagree when several do: no one consumer can read them.
     """
     streams_of = {subject: streams_with(streams, subject) for subject in filters(version, "cmd")}
     names = sorted({name for stream_names in streams_of.values() for name in stream_names})

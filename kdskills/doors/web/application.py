@@ -115,7 +115,7 @@ class InternalError(OperatorMustAct, code="internal_error"):
 def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -> FastAPI:
     """Return the service over *host*, which listens on the host *listen*, a name it is called by.
 
-    Where it is *open_on_loopback*, the caller binds to loopback only: requests without a token have every scope but `admin`.
+    Where it is *open_on_loopback*, which binds to loopback, requests without a token have every scope but `admin`.
     """
     limits = RequestLimits(host.settings.requests_per_minute)
 
@@ -224,14 +224,8 @@ Bus = tuple[Callable[[Host, str], Coroutine[Any, Any, None]], str]
 def run(host: Host, *, listen: str | None = None, no_auth: bool = False, nats: Bus | None = None) -> None:
     """Serve until TERM or INT; requests that run then get `drain_s` seconds.
 
-    Args:
-        host: What is served.
-        listen: `HOST:PORT`; the setting when omitted.
-        no_auth: Serve without tokens; on loopback only.
-        nats: The command bus, too.
-
-    Raises:
-        ListenRefused: Without tokens on an address others reach, or the address is taken.
+    It listens on *listen*, `HOST:PORT`, or else the setting, on loopback only where there is *no_auth*, and serves the
+    command bus *nats*, too. Raises ListenRefused, also for an address that is taken.
     """
     name, port = address(listen or host.settings.listen)
     if no_auth and not on_loopback(name):

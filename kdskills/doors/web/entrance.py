@@ -320,10 +320,7 @@ async def caller(
 ) -> Identity:
     """Return who calls, as `Entrance` found out, narrowed by the headers.
 
-    Raises:
-        NotFound: The token is for another project.
-        BadRequest: A header is out of shape.
-        CallRefused: A header names another agent than the token's.
+    Raises NotFound for another project's token; BadRequest and CallRefused, as `narrowed`.
     """
     identity = request.scope[IDENTITY]
     assert isinstance(identity, Identity)

@@ -153,13 +153,7 @@ def _add(router: APIRouter, operation: Operation) -> None:
 
 
 def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:
-    """Return what FastAPI found wrong in the form every door gives it.
-
-    Args:
-        error: What it found.
-        operation: What the route runs; None for routes that are no operation.
-        route: What to call the route in words.
-    """
+    """Return what FastAPI found wrong in the form every door gives it; of a *route* that may run no *operation*."""
     problems = [(pointer(item["loc"][1:]), str(item["msg"])) for item in error.errors()]
     if operation is not None:
         return misshapen(operation, problems)
