@@ -266,14 +266,9 @@ class WorkRecords:
     def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:
         """Return the task or job, *but* one, that is not over and came first in this session; None when nothing holds it."""
         holders: list[tuple[int, str]] = []
-        for kind in ("task", "job"):
-            table = self.table(kind)
-            query = (
-                sa.select(table.c.created_at, table.c.id)
-                .where(table.c.session_key == session_key, table.c.id != but, in_states(table, OPEN))
-                .order_by(table.c.created_at)
-                .limit(1)
-            )
+        for kind, table in self._by_kind.items():
+            query = sa.select(table.c.created_at, table.c.id).order_by(table.c.created_at).limit(1)
+            query = query.where(table.c.session_key == session_key, table.c.id != but, in_states(table, OPEN))
             if kind == "task":
                 query = query.where(table.c.job_id.is_(None))
             holders += [(row[0], row[1]) for row in link.execute(query)]

@@ -49,7 +49,8 @@ EXTRAS: Final = {"serve": "service", "mcp": "mcp", "nats": "service"}
 def door(name: str) -> Callable[..., Any]:
     """Return what opens a door. Raises MissingExtra."""
     try:
-        return next(iter(entry_points(group="kdskills.doors", name=name))).load()  # type: ignore[no-any-return]
+        point = next(iter(entry_points(group="kdskills.doors", name=name)))
+        return point.load()  # type: ignore[no-any-return]  # of importlib
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.partition(".")[0] == "kdskills":
             raise
