@@ -112,7 +112,7 @@ class Storage:
     def projects(self) -> Projects:
         """Projects, their skills and versions. Raises MissingExtra."""
         settings, database = self._settings, self.database
-        from kdskills.jobs.blobs import open_blobs
+        from kdskills.jobs.artifacts import open_blobs
         from kdskills.projects.service import Projects
 
         return Projects(

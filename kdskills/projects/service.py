@@ -34,7 +34,7 @@ from kdskills.storage.database import Database, micros, utc_now
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.jobs.blobs import Blobs
+    from kdskills.jobs.artifacts import Blobs
     from kdskills.turn import SkillView
 
 

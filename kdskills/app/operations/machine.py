@@ -250,7 +250,7 @@ async def _database(settings: Settings) -> str:
 
 async def _artifacts(url: str) -> str:
     """Write, read and delete a small object where artifacts are kept. Raises KdskillsError, OSError."""
-    from kdskills.jobs.blobs import open_blobs
+    from kdskills.jobs.artifacts import open_blobs
 
     blobs, key = open_blobs(url), f"doctor/{secrets.token_hex(8)}"
     try:

@@ -23,8 +23,7 @@ from obstore.store import S3Store
 
 from kdskills.app import Host, Settings
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import ArtifactStore, open_artifacts
-from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
+from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, blob_key, open_artifacts
 
 BIN = Path(sys.executable).parent
 BUCKET = "kept"

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import INPUT_KEEP, STALE, ArtifactKeeper, ArtifactStore, _note, open_artifacts
+from kdskills.jobs.artifacts import INPUT_KEEP, STALE, ArtifactKeeper, ArtifactStore, _note, artifact_id, open_artifacts
 from kdskills.jobs.attempts import OutFile
-from kdskills.jobs.blobs import artifact_id
 from kdskills.jobs.model import Command, Placement, Scope, TaskHead, TaskSpec
 from kdskills.jobs.records import WorkTables
 from kdskills.storage.database import Database, micros, utc_now

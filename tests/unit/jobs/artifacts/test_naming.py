@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.jobs.blobs import artifact_id, blob_key, mime_of
+from kdskills.jobs.artifacts import artifact_id, blob_key, mime_of
 
 DIGEST = "ab" * 32
 PROJECTS = st.text(min_size=1, max_size=40)

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import ArtifactStore, Stored, open_artifacts
-from kdskills.jobs.blobs import ArtifactCorrupt, ArtifactStoreUnavailable, blob_key
+from kdskills.jobs.artifacts import (
+    ArtifactCorrupt,
+    ArtifactStore,
+    ArtifactStoreUnavailable,
+    Stored,
+    blob_key,
+    open_artifacts,
+)
 
 
 @pytest.fixture
@@ -159,7 +165,7 @@ async def test_a_store_that_does_not_answer_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     from obstore.store import S3Store
 
-    from kdskills.jobs.blobs import ObjectBlobs
+    from kdskills.jobs.artifacts import ObjectBlobs
 
     quick = S3Store("bucket", retry_config={"max_retries": 0})
     store = ArtifactStore(ObjectBlobs(quick, links=True))
