@@ -36,7 +36,6 @@ from kdskills.jobs.model import (
 )
 from kdskills.jobs.queue import Capacity, Work
 from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
-from kdskills.jobs.services import restart_delay_s
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
 if TYPE_CHECKING:
@@ -186,6 +185,11 @@ class AboutWork(logging.Filter):
         record_facts = getattr(record, "facts", None)
         record.facts = {**_ABOUT.get(_NOTHING), **(record_facts if isinstance(record_facts, dict) else {})}
         return True
+
+
+def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0) -> float:
+    """Return how long to wait before a service's next attempt, after *restarts* restarts: doubled each time."""
+    return min(longest_s, first_s * 2.0 ** min(restarts, 60))
 
 
 _ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}

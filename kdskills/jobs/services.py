@@ -221,8 +221,3 @@ async def supervise(
             await companion.close()
         if network is not None:
             os.close(network)
-
-
-def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0) -> float:
-    """Return how long to wait before a service's next attempt, after *restarts* restarts: doubled each time."""
-    return min(longest_s, first_s * 2.0 ** min(restarts, 60))
