@@ -34,9 +34,8 @@ from kdskills.execution.protocol import Handle, Preparable
 from kdskills.execution.run import require_consent
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, OutputBounds, ProcessIdentity, Verdict, WarmStarter
-from kdskills.jobs.exchange import SessionFolder, refusal, to_request, to_verdict, workdir_files
+from kdskills.jobs.exchange import SessionFolder, refusal, supervise, to_request, to_verdict, workdir_files
 from kdskills.jobs.model import OutputError
-from kdskills.jobs.services import supervise
 
 MODULE: Final = "kdskills.app.worker.launcher"
 _LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}

@@ -13,8 +13,8 @@ from kdskills.app.operations.work_run import Ready
 from kdskills.errors import BadRequest
 from kdskills.execution.check import compile_glob
 from kdskills.jobs.companion import LineFinder
+from kdskills.jobs.exchange import check_service
 from kdskills.jobs.model import OnPattern, ServiceSpec
-from kdskills.jobs.services import check_service
 from kdskills.models.cassette import stable_text
 from kdskills.remote.dispatch.payloads import redact
 from kdskills.remote.ports import CatalogError

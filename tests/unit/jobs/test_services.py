@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
 from kdskills.jobs import companion
+from kdskills.jobs.exchange import check_service, needs_network
 from kdskills.jobs.model import OnHttp, OnPattern, OnPort, ServiceSpec
 from kdskills.jobs.runs import restart_delay_s
-from kdskills.jobs.services import check_service, needs_network
 
 
 @given(st.text("ab\n", max_size=60), st.lists(st.integers(0, 60), max_size=5))

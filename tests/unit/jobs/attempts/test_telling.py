@@ -7,8 +7,7 @@ import pytest
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused
 from kdskills.execution.request import Artifact, ArtifactError, ExecError, ExecResult, IsolationLevel, Stream
 from kdskills.jobs.attempts import OutputBounds, Verdict
-from kdskills.jobs.exchange import keep_outputs, refusal, to_verdict
-from kdskills.jobs.services import StartupTimeout
+from kdskills.jobs.exchange import StartupTimeout, keep_outputs, refusal, to_verdict
 
 RESULT = ExecResult(
     status="ok",
