@@ -17,8 +17,8 @@ import string
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
 from kdskills.skills.private_files import FILE_MODE, make_folder, open_private, private_folder, write_private
-from kdskills.storage.database import Database, LazyModule, micros, moment_of, upsert, utc_now
+from kdskills.storage.database import Database, LazyModule, micros, upsert, utc_now
 
 if TYPE_CHECKING:
     import obstore
@@ -485,25 +485,6 @@ CACHE_S: Final = 86_400.0
 _LOCK: Final = 2_037_582
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactRow:
-    """An artifact as its row tells it: content, name and where it came from."""
-
-    id: str
-    project: str
-    agent: str
-    task_id: str | None
-    job_id: str | None
-    path: str
-    sha256: str
-    size: int
-    mime: str
-    mode: int
-    skill_name: str
-    version_hash: str
-    created_at: datetime
-
-
 class ArtifactKeeper:
     """Keeps outputs of tasks and finds them again; *cache* is a folder of copies on this host, for inputs of programs."""
 
@@ -538,17 +519,16 @@ class ArtifactKeeper:
             refs.append(ref)
         return tuple(refs)
 
-    async def find(self, scope: Scope, item: str) -> ArtifactRow:
-        """Return an artifact of the caller's project. Raises NotFound, also for another project's."""
+    async def find(self, scope: Scope, item: str) -> sa.Row[Any]:
+        """Return the row of an artifact of the caller's project. Raises NotFound, also for another project's."""
         table = self._tables.artifacts
         query = table.select().where(
             table.c.id == item, table.c.tenant == scope.tenant, table.c.project == scope.project
         )
-        row = await self._database.read(lambda link: link.execute(query).mappings().first())
+        row = await self._database.read(lambda link: link.execute(query).first())
         if row is None:
             raise NotFound(f"there is no artifact {item!r}", artifact_id=item)
-        names = [field.name for field in fields(ArtifactRow)]
-        return ArtifactRow(**{name: row[name] for name in names} | {"created_at": moment_of(row["created_at"])})
+        return row
 
     async def require(self, scope: Scope, items: Sequence[str]) -> None:
         """Raise NotFound for the first of *items* that is no artifact of the caller's project."""
@@ -564,7 +544,7 @@ class ArtifactKeeper:
         """Return a copy of an artifact on this host, which nobody may change. Raises NotFound."""
         artifact = await self.find(scope, item)
         folder = self._cache / hashlib.sha256(artifact.project.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        target = folder / artifact.sha256
+        target: Path = folder / artifact.sha256
         await asyncio.to_thread(_tidy, folder)
         if not await asyncio.to_thread(_touched, target):
             await self.store.fetch(artifact.project, artifact.sha256, target)

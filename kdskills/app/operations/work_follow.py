@@ -35,6 +35,7 @@ from kdskills.app.operations.work_run import (
 from kdskills.app.work import ProgressEvent, Snapshot, job_revision, scope_of, task_revision
 from kdskills.execution.streams import text_of
 from kdskills.jobs.model import JobHead, JobStatus, StepHead, StepStatus, TaskHead, TaskStatus
+from kdskills.storage.database import moment_of
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
@@ -606,6 +607,7 @@ async def get_artifact(work: WorkService, arguments: ArtifactInput, context: Con
     return ArtifactOutput.of(
         record,
         artifact_id=record.id,
+        created_at=moment_of(record.created_at),
         url=url,
         expires_in_sec=None if url is None else arguments.link_sec,
         offset=begin,
