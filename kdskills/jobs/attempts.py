@@ -129,9 +129,7 @@ class Verdict(Value):
 
     Attributes:
         status: The engine's status, or `startup_timeout`, or `lost` when it died without telling.
-        exit_code: The program's own; None when it gave none.
         error_code: One word for machines when it did not end by itself with code 0 or another.
-        enforced: Limits the engine held.
     """
 
     status: VerdictStatus

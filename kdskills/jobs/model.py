@@ -154,7 +154,6 @@ class TaskSpec(Value):
         session_id: Commands of one session never overlap and share a folder; None makes a session of its own.
         on_busy: Whether a second command of a busy session waits or is refused with `conflict`.
         retry_on_lost: Whether an attempt that died without a verdict is run again.
-        service: Given for mode `service`.
     """
 
     scope: Scope
@@ -235,13 +234,7 @@ def before(table: Table, status: str) -> tuple[str, ...]:
 
 
 class ArtifactRef(Value):
-    """A kept output of a task.
-
-    Attributes:
-        artifact_id: What it is read back by.
-        path: Where the program left it, relative to the session's folder.
-        mode: Its permission bits.
-    """
+    """A kept output of a task, read back by its id; the path is relative to the session's folder."""
 
     artifact_id: str
     path: str
@@ -262,10 +255,8 @@ class WorkHead:
 
     Attributes:
         home: Host it is pinned to; None for work any host of the pool may take.
-        host: Host it runs on or ran on.
         executor: The worker that holds it, or held it last.
         started_at: When its first program was started; attempts that follow change nothing.
-        cancel_at: When a cancel was asked for.
     """
 
     KIND: ClassVar[Kind]
@@ -333,12 +324,7 @@ class TaskHead(WorkHead):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepHead:
-    """One step of a job, as its latest try tells it.
-
-    Attributes:
-        task: The task of the latest try; None while none was submitted, and for skipped steps.
-        tries: How many tasks the step has had.
-    """
+    """One step of a job, as the task of its latest try tells it; there is none while none was submitted, or skipped."""
 
     index: int
     name: str

@@ -58,13 +58,7 @@ class Capacity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedWork:
-    """What one claim took.
-
-    Attributes:
-        tasks: Heads of tasks that are this worker's now, each with the attempt to start or to adopt.
-        jobs: Ids of jobs that are this worker's now.
-        may_continue: Whether there may be more to claim at once.
-    """
+    """What one claim took: tasks, each with the attempt to start or adopt, and ids of jobs; whether more may follow."""
 
     tasks: tuple[TaskHead, ...] = ()
     jobs: tuple[str, ...] = ()
