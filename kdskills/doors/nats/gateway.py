@@ -29,10 +29,15 @@ from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
 from kdskills.doors.nats.messages import (
     HEADER_ROOM,
+    RETRY_S,
+    AnswerBucket,
     CallAddress,
     CallAnswer,
     CallCommand,
+    Commands,
     Unreadable,
+    body_of,
+    ensure_streams,
     filters,
     identity_of,
     message_id,
@@ -40,7 +45,6 @@ from kdskills.doors.nats.messages import (
     progress,
     read_command,
 )
-from kdskills.doors.nats.streams import RETRY_S, AnswerBucket, Commands, body_of, ensure_streams
 from kdskills.errors import BadRequest, KdskillsError, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.nats")

@@ -1,19 +1,42 @@
-"""Payloads of the bus: commands in, results and progress out."""
+"""The protocol of the bus: payloads, commands in, results and progress out, and what the bus keeps: streams and answers.
+
+Streams that are there are used, nothing that overlaps is made. Operations that start work keep the call's id with their
+record in the database. Others that change something have no record: the bus keeps their answers as long as commands.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import logging
 import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DeliverPolicy,
+    KeyValueConfig,
+    RetentionPolicy,
+    StreamConfig,
+    StreamInfo,
+)
+from nats.js.errors import BucketNotFoundError, KeyNotFoundError, NotFoundError
+from nats.js.kv import KeyValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, RootModel, ValidationError
 
 from kdskills.app.identity import LOCAL, Identity
+from kdskills.app.operations import Operation
 from kdskills.app.settings import BusSettings
 from kdskills.app.wire import json_facts, json_text
-from kdskills.errors import CallerMustAct, CallRefused, KdskillsError
+from kdskills.errors import CallerMustAct, CallRefused, Conflict, KdskillsError, OperatorMustAct
 
 Kind = Literal["cmd", "req", "evt"]
 
@@ -183,3 +206,234 @@ def progress(address: CallAddress, tool_call_id: str, event: object) -> bytes | 
         facts = {"tool_call_id": tool_call_id, "tool_name": address.operation, "event": json.loads(json_text(event))}
         return json_facts(facts).encode()
     return None
+
+
+_LOG = logging.getLogger("kdskills.nats")
+
+STREAMS: Final[dict[Kind, str]] = {"cmd": "KDSKILLS_COMMANDS", "evt": "KDSKILLS_RESULTS"}
+KEPT_S: Final = 7 * 24 * 3600
+DUPLICATES_S: Final = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The name of the stream that commands are read from, and the subjects of commands it has."""
+
+    stream: str
+    subjects: tuple[str, ...]
+
+
+class StreamsDisagree(OperatorMustAct, code="streams_disagree"):
+    """The streams of the bus cover subjects in a way that no one consumer can read."""
+
+
+async def ensure_streams(js: JetStreamContext, version: str) -> Served:
+    """Return what commands are read from; streams are made where none has their subjects. Raises as `plan`."""
+    infos: list[StreamInfo] = []
+    while page := await js.streams_info(offset=len(infos)):
+        infos.extend(page)
+    streams = {str(info.config.name): tuple(info.config.subjects or ()) for info in infos}
+    served = plan(streams, version)
+    for subject in filters(version, "req"):
+        for name in streams_with(streams, subject):
+            words = "stream %s has the subjects of reads, %s: it answers requests before any tool can"
+            _LOG.warning(words, name, subject)
+    if served is None:
+        served = Served(f"{STREAMS['cmd']}_{version}", filters(version, "cmd"))
+        await _make(js, served.stream, served.subjects)
+    elif missing := sorted(set(filters(version, "cmd")) - set(served.subjects)):
+        words = "stream %s has no subjects of %s: those commands are not served"
+        _LOG.warning(words, served.stream, ", ".join(missing))
+    results = [subject for subject in filters(version, "evt") if not streams_with(streams, subject)]
+    if results:
+        await _make(js, f"{STREAMS['evt']}_{version}", tuple(results))
+    return served
+
+
+def plan(streams: Mapping[str, Sequence[str]], version: str) -> Served | None:
+    """Return which existing stream, by name with its subjects, commands are read from; None when none has them.
+
+    Raises StreamsDisagree when several do: no one consumer can read them.
+    """
+    streams_of = {subject: streams_with(streams, subject) for subject in filters(version, "cmd")}
+    names = sorted({name for stream_names in streams_of.values() for name in stream_names})
+    if not names:
+        return None
+    if len(names) > 1:
+        raise StreamsDisagree(f"the subjects of commands lie in different streams: {', '.join(names)}", streams=names)
+    return Served(names[0], tuple(subject for subject, stream_names in streams_of.items() if stream_names))
+
+
+def streams_with(streams: Mapping[str, Sequence[str]], subject: str) -> list[str]:
+    """Return the names of streams that have some of *subject*."""
+    return [name for name, subjects in streams.items() if any(overlaps(pattern, subject) for pattern in subjects)]
+
+
+def overlaps(pattern: str, second_pattern: str) -> bool:
+    """Whether a subject exists that both patterns match; `*` is one token, `>` one or more at the end."""
+    tokens, second_tokens = pattern.split("."), second_pattern.split(".")
+    for a, b in zip(tokens, second_tokens, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(tokens) == len(second_tokens)
+
+
+async def _make(js: JetStreamContext, name: str, subjects: tuple[str, ...]) -> None:
+    config = StreamConfig(
+        name=name,
+        subjects=list(subjects),
+        retention=RetentionPolicy.LIMITS,
+        max_age=KEPT_S,
+        duplicate_window=DUPLICATES_S,
+    )
+    await js.add_stream(config)
+
+
+FETCH_S: Final = 1.0
+RETRY_S: Final = 2.0
+LOOK: Final = 5
+"""After so many fetches without a command somebody looks whether the consumer is there: a bus that has none is silent."""
+
+
+class Commands:
+    """The commands of one version of the protocol."""
+
+    def __init__(self, js: JetStreamContext, settings: BusSettings) -> None:
+        self._js = js
+        self._settings = settings
+        self._subscription: JetStreamContext.PullSubscription | None = None
+        self._quiet = 0
+
+    async def open(self) -> None:
+        """Make what is missing of streams and consumer, and read from there. Raises NatsError, StreamsDisagree."""
+        before = self._subscription
+        served, settings = await ensure_streams(self._js, self._settings.version), self._settings
+        durable = f"kdskills-{settings.version}"  # the one consumer of a version, shared by every gateway
+        config = ConsumerConfig(
+            durable_name=durable,
+            deliver_policy=DeliverPolicy.ALL,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=settings.ack_wait_s,
+            max_deliver=settings.max_deliver,
+            max_ack_pending=20_000,
+            filter_subjects=list(served.subjects),
+        )
+        await self._js.add_consumer(served.stream, config)
+        self._subscription = await self._js.pull_subscribe_bind(durable, served.stream)
+        if before is not None:
+            with suppress(NatsError):
+                await before.unsubscribe()
+
+    async def next(self) -> Msg | None:
+        """Return the next command, or None when there is none for a while. Raises StreamsDisagree, as `open`."""
+        assert self._subscription is not None
+        try:
+            messages = await self._subscription.fetch(1, timeout=FETCH_S)
+        except TimeoutError:
+            self._quiet += 1
+            if self._quiet % LOOK == 0:
+                await self._look(self._subscription)
+            return None
+        except NatsError as error:
+            _LOG.warning("the bus does not answer: %s", error)
+            await asyncio.sleep(RETRY_S)
+            await self._reopen()
+            return None
+        self._quiet = 0
+        return messages[0]
+
+    async def close(self) -> None:
+        """Let nothing more be delivered here."""
+        if self._subscription is not None:
+            with suppress(NatsError):
+                await self._subscription.unsubscribe()
+
+    async def _look(self, subscription: JetStreamContext.PullSubscription) -> None:
+        try:
+            await subscription.consumer_info()
+        except NotFoundError:
+            _LOG.warning("the consumer of commands is gone: it is made again, and commands that are kept come again")
+            await self._reopen()
+        except NatsError as error:
+            _LOG.warning("the bus does not answer: %s", error)
+
+    async def _reopen(self) -> None:
+        try:
+            await self.open()
+        except NatsError as error:  # told, and tried again after the next fetch
+            _LOG.warning("commands cannot be read now: %s", error)
+
+
+BUCKET: Final = "KDSKILLS_ANSWERS"
+RECORDED: Final = frozenset(("skills.run_cmd", "skills.run_cmd_async", "skills.run_service", "skills.start_job"))
+"""Operations whose records carry the call's id."""
+
+
+class StoredAnswer(BaseModel):
+    """An answer, and a digest of the call it answered; `too_large` are the size and limit of one the bus cannot carry."""
+
+    body: str
+    result: JsonValue
+    too_large: tuple[int, int] | None = None
+
+
+class AnswerBucket:
+    """The kept answers of one version of the protocol."""
+
+    def __init__(self, js: JetStreamContext, version: str) -> None:
+        self._js = js
+        self._name = f"{BUCKET}_{version}"
+        self._bucket: KeyValue | None = None
+
+    @staticmethod
+    def keeps(operation: Operation | None, arguments: Mapping[str, object]) -> bool:
+        """Whether the answer of a call is kept: it changes something and has no record of its own."""
+        return operation is not None and not operation.only_reads(arguments) and operation.name not in RECORDED
+
+    async def answer_of(self, address: CallAddress, call: str, body: str) -> CallAnswer | None:
+        """Return the answer that the call had before. Raises Conflict: the id belongs to another call."""
+        try:
+            entry = await (await self._opened()).get(_key(address, call))
+        except KeyNotFoundError:
+            return None
+        stored = StoredAnswer.model_validate_json(entry.value or b"")
+        if stored.body != body:
+            raise Conflict("this idempotency key was used with another request", reason=KEY_TAKEN)
+        if stored.too_large is not None:
+            return CallAnswer(call, address.operation, error=ResultTooLarge.of_size(*stored.too_large))
+        return CallAnswer(call, address.operation, output=RootModel[JsonValue](stored.result))
+
+    async def keep(self, address: CallAddress, answer: CallAnswer, body: str) -> None:
+        """Keep the answer of a call that succeeded, also when it is one that only says how large it was."""
+        if answer.output is not None:
+            stored = StoredAnswer(body=body, result=json.loads(json_text(answer.output)))
+        elif isinstance(answer.error, ResultTooLarge):
+            size = (answer.error.details["size"], answer.error.details["limit"])
+            stored = StoredAnswer(body=body, result=None, too_large=size)
+        else:
+            return
+        await (await self._opened()).put(_key(address, answer.tool_call_id), stored.model_dump_json().encode())
+
+    def forget(self) -> None:
+        """Open the bucket anew at the next use: it may have been deleted."""
+        self._bucket = None
+
+    async def _opened(self) -> KeyValue:
+        if self._bucket is None:
+            try:
+                self._bucket = await self._js.key_value(self._name)
+            except BucketNotFoundError:
+                self._bucket = await self._js.create_key_value(KeyValueConfig(bucket=self._name, ttl=KEPT_S))
+        return self._bucket
+
+
+def body_of(command: CallCommand) -> str:
+    """Return a digest of what a call asks for."""
+    text = json.dumps([command.tool_name, command.arguments], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _key(address: CallAddress, call: str) -> str:
+    return hashlib.sha256(json.dumps([address.project, address.channel, call]).encode()).hexdigest()

@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 
 from kdskills.app import Host
 from kdskills.doors.nats import serve
-from kdskills.doors.nats.streams import BUCKET
+from kdskills.doors.nats.messages import BUCKET
 from kdskills.errors import OperatorMustAct
 
 pytestmark = [pytest.mark.needs("nats", "bubblewrap"), pytest.mark.timeout(400), pytest.mark.xdist_group("chaos")]

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from nats.js.errors import BucketNotFoundError, KeyNotFoundError
 from pydantic import JsonValue, RootModel
 
-from kdskills.doors.nats.messages import CallAddress, CallAnswer, CallCommand, ResultTooLarge, read_command
-from kdskills.doors.nats.streams import RECORDED, AnswerBucket, body_of
+from kdskills.doors.nats.messages import (
+    RECORDED,
+    AnswerBucket,
+    CallAddress,
+    CallAnswer,
+    CallCommand,
+    ResultTooLarge,
+    body_of,
+    read_command,
+)
 from kdskills.errors import Conflict
 
 WHERE = CallAddress("v1", "local", "main", "cmd", "tokens.create")

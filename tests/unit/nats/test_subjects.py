@@ -6,8 +6,17 @@ from hypothesis import strategies as st
 
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.settings import BusSettings
-from kdskills.doors.nats.messages import CallAddress, identity_of, parse, tool_of
-from kdskills.doors.nats.streams import StreamsDisagree, filters, overlaps, plan, streams_with
+from kdskills.doors.nats.messages import (
+    CallAddress,
+    StreamsDisagree,
+    filters,
+    identity_of,
+    overlaps,
+    parse,
+    plan,
+    streams_with,
+    tool_of,
+)
 from kdskills.errors import CallRefused
 
 TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
