@@ -100,7 +100,6 @@ class RemoteSkillRegistry:
         self,
         name: str,
         handler: Callable[..., Any],
-        *,
         description: str | None = None,
         input_schema: JsonObject | None = None,
         output_schema: JsonObject | None = None,

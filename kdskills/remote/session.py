@@ -91,17 +91,8 @@ class SessionHandle:
             ValueError: The name is blank.
             CatalogError: The server would refuse, drop or shadow the skill, or a schema is invalid.
         """
-        skill = self._core.registry.build(
-            name,
-            handler,
-            description=description,
-            input_schema=input_schema,
-            output_schema=output_schema,
-            namespace=namespace,
-            deadline_seconds=deadline_seconds,
-            idempotent=idempotent,
-            defer_loading=defer_loading,
-        )
+        options = (namespace, deadline_seconds, idempotent, defer_loading)
+        skill = self._core.registry.build(name, handler, description, input_schema, output_schema, *options)
         return self._core.registry.register(skill).copied()
 
     def skill(self, *, name: str | None = None, **register_options: Any) -> Callable[[H], H]:

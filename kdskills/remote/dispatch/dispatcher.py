@@ -270,8 +270,15 @@ class CallAttempt:
             in_time = True
         if in_time or seconds is None:
             return await self._final_outcome()
+        answer = overdue(self.tool, seconds)
         try:
-            return await self._overdue_outcome(overdue(self.tool, seconds))
+            row = await self._ask(self.journal.overdue, self.key, self.owner, answer)
+            self._dispatcher.leases.release(self)
+            if self._taken_over(row):
+                return None
+            return self.outcome(answer if row is None or row.answer is None else row.answer, row)
+        except JournalAway:  # the lease stays, so that the handler's end can still be recorded
+            return self.outcome(answer)
         finally:  # only after the commit, so that a result of the cancelled handler counts as late
             self._call.stop.set()  # how a handler on a thread learns that nobody waits
             if self._task is not None:
@@ -436,17 +443,6 @@ class CallAttempt:
             replayed=not is_own,
             reraise=self._raised if isinstance(self._raised, KeyboardInterrupt) else None,
         )
-
-    async def _overdue_outcome(self, answer: StoredAnswer) -> CallOutcome | None:
-        """Commit the answer for a missed deadline; a result that was committed first is the answer instead."""
-        try:
-            row = await self._ask(self.journal.overdue, self.key, self.owner, answer)
-        except JournalAway:  # the lease stays, so that the handler's end can still be recorded
-            return self.outcome(answer)
-        self._dispatcher.leases.release(self)
-        if self._taken_over(row):
-            return None
-        return self.outcome(answer if row is None or row.answer is None else row.answer, row)
 
 
 class RemoteDispatcher:

@@ -1,8 +1,6 @@
 """Schemas of handlers: annotations and docstrings become JSON Schemas, and JSON arguments become what annotations ask for.
 
-`docstrings` reads what is said, `derive` reads annotations and classes, writes schemas and converts arguments, `checks` refuses
-explicit schemas that are none, and checks values in time
-that grows with them.
+`derive` reads handlers and converts arguments; `checks` refuses what is no schema, and checks values in time that grows with them.
 """
 
 from kdskills.remote.schemas.checks import permissive_schema
