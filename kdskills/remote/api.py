@@ -224,7 +224,7 @@ class AsyncRemoteSkillsFacade(FacadeMethods[AsyncRemoteSkillSession]):
 
 
 class RemoteSkillsFacade(Blocking[FacadeMethods[RemoteSkillSession]]):
-    """As `AsyncRemoteSkillsFacade`, with the same arguments, without an event loop, for a client that blocks: `CodexClient` is one."""
+    """As `AsyncRemoteSkillsFacade`, for a client that blocks, such as `CodexClient`; no event loop is needed."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ def address(signal: AppServerSignal) -> str | None:
 
 
 def rows_of(answer: object) -> list[JsonObject]:
-    """Return the rows of a `sessions.tool_calls` answer; none for deleted and system sessions. Raises ValueError without data."""
+    """Return the rows of a `sessions.tool_calls` answer; none for deleted and system sessions. Raises ValueError."""
     if isinstance(answer, Mapping):
         status, data = answer.get("status"), answer.get("data")
         if status == "deleted" or (status == "error" and answer.get("code") == "system_session"):
@@ -153,11 +153,9 @@ class ReceiptJournal(Protocol):
 
     def keep_receipt(self, session_id: str, turn_id: str, body: str) -> None:
         """Keep the receipt of a turn; keeping another replaces it."""
-        ...
 
     def receipts(self, session_id: str, turn_id: str | None = None) -> Sequence[str]:
         """Return the receipts kept of a session, or of one turn, oldest first."""
-        ...
 
 
 class MemoryReceipts:
@@ -183,10 +181,9 @@ class MemoryReceipts:
 
 
 class Receipts:
-    """The receipts of the sessions that share a journal, in it or, where it keeps none, in memory; blocks as the journal does.
+    """The receipts of the sessions that share a journal, in it, or in memory where it keeps none; blocks as it does.
 
-    A receipt is written when its turn starts. The calls are not in it: they are read from the journal when the receipt
-    is, so that a late answer shows.
+    A receipt is written when its turn starts. Its calls are read from the journal when it is, so that a late answer shows.
     """
 
     def __init__(self, journal: CallJournal) -> None:

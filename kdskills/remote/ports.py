@@ -98,15 +98,12 @@ class CatalogBackend(Protocol):
 
     def apply(self, change: CatalogChange) -> Any:
         """Apply the change; return its report (see `docs/reference/remote-skills.md`), also for `deferred` and `failed`."""
-        ...
 
     def context_for(self, session_id: str, tools: Sequence[JsonObject], instruction_text: str) -> Any:
         """Return the `CatalogContext` of the next `send_message`."""
-        ...
 
     def forget(self, session_id: str) -> Any:
         """Delete everything stored about a closed session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +133,7 @@ class CallIdentity:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What a handler learns of its call through a parameter annotated `RemoteCall`; ids are None where they are not known."""
+    """What a handler learns of its call through a parameter annotated `RemoteCall`; ids may be unknown."""
 
     key: str  # the call's identity; good as an idempotency key of effects elsewhere
     thread_id: str | None = None
@@ -206,58 +203,44 @@ class CallJournal(Protocol):
     def claim(self, key: str, identity: CallIdentity, owner: str, lease_s: float, *, idempotent: bool) -> CallClaim:
         """Insert a `claimed` row, or take over a dead owner's by compare-and-swap, or return the row unchanged.
 
-        A dead owner's `claimed` row may be taken by anyone; its `running` row only when the row and this caller are
-        *idempotent*.
+        A dead owner's `running` row may be taken only when the row and this caller are *idempotent*.
         """
-        ...
 
     def start(self, key: str, owner: str) -> bool:
         """`claimed` to `running`; return False when another owner has the row."""
-        ...
 
     def finish(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """Commit the answer: `claimed` or `running` to `done`; after `overdue` or `unknown` it becomes the late one.
 
         Returns the row afterwards, even if another owner changed it; None when it was purged.
         """
-        ...
 
     def overdue(self, key: str, owner: str, answer: StoredAnswer) -> JournalRow | None:
         """Commit the answer given when a deadline passed: `claimed` or `running` to `overdue`."""
-        ...
 
     def lose(self, key: str, owner: str, answer: StoredAnswer, *, dead: bool = True) -> JournalRow | None:
         """Commit an unknown outcome: `running` to `unknown`, if *owner*'s lease expired, or by *owner* itself if not *dead*."""
-        ...
 
     def get(self, key: str) -> JournalRow | None:
         """Return the row, or None."""
-        ...
 
     def renew(self, keys: Mapping[str, str], lease_s: float) -> None:
         """Renew the leases of these rows, by key and owner."""
-        ...
 
     def running(self, session_id: str) -> Sequence[JournalRow]:
         """Return the rows of this session that are claimed or running under a live lease."""
-        ...
 
     def calls(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """Return the rows of this session, or of one turn, oldest first."""
-        ...
 
     def outcomes(self, session_id: str, turn_id: str | None = None) -> Sequence[JournalRow]:
         """Return the rows of other turns with an answer, a late answer or a loss that the model was not told about."""
-        ...
 
     def tell(self, keys: Sequence[str]) -> None:
         """Record that the model was told about these rows of `outcomes`."""
-        ...
 
     def settle(self, session_id: str, turn_id: str) -> None:
         """Record that a turn completed, so the model has seen every answer in it."""
-        ...
 
     def close(self) -> None:
         """Close the connections."""
-        ...

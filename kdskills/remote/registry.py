@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kdskills.errors import Diagnostic
-from kdskills.remote.catalog.digest import HEADER
-from kdskills.remote.names import check_name, check_neighbours, clean_name, qualify
+from kdskills.remote.names import HEADER, check_name, check_neighbours, clean_name, qualify
 from kdskills.remote.ports import CatalogError, JsonObject, ServerProfile
 from kdskills.remote.schemas import derive
 
@@ -108,7 +107,7 @@ class RemoteSkillRegistry:
         idempotent: bool = False,
         defer_loading: bool = False,
     ) -> RemoteSkill:
-        """Return the skill these parameters of `register` describe, linted. Raises ValueError, CatalogError, TypeError."""
+        """Return the skill these parameters of `register` describe. Raises ValueError, CatalogError, TypeError."""
         name = clean_name(name)
         if not callable(handler):
             raise TypeError(f"the handler of `{name}` cannot be called: it is a {type(handler).__name__}")

@@ -21,11 +21,11 @@ from kdskills.remote.calls import (
     rows_of,
     text_or_none,
 )
-from kdskills.remote.catalog.digest import qualified_name, tools_digest
 from kdskills.remote.core import SessionCore
 from kdskills.remote.dispatch import CallOutcome, outcomes_text
 from kdskills.remote.dispatch.payloads import CONTEXT_NAME
 from kdskills.remote.journal.calls import arguments_digest
+from kdskills.remote.names import qualified_name, tools_digest
 from kdskills.remote.ports import (
     CallIdentity,
     CatalogBusy,
@@ -283,7 +283,7 @@ async def send(core: SessionCore, text: str, *, inject_skills: bool, keywords: M
 
 
 def pauses(core: SessionCore, turn_id: str, timeout_seconds: float, interval_seconds: float) -> Pause:
-    """Return a function that pauses between two looks at a turn; when the time is up, it raises `WaitTimeoutError` with its text."""
+    """Return a pause between two looks at a turn; out of time, it raises `WaitTimeoutError` with the given text."""
     until = time.monotonic() + timeout_seconds
 
     async def pause(late: str, **facts: Any) -> None:
@@ -417,7 +417,7 @@ def refuse_unapplied(report: JsonObject) -> None:
 async def window(
     core: SessionCore, name: str, handler: Callable[..., Any], **register_options: Any
 ) -> AsyncIterator[None]:
-    """Have a skill for the body, and update the catalog afterwards if it contained the skill; failures become diagnostics."""
+    """Have a skill for the body; then the catalog is updated if it held the skill; failures become diagnostics."""
     skill = core.registry.open(core.registry.build(name, handler, **register_options))
     try:
         yield

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kdskills.errors import Conflict
 from kdskills.remote.catalog.changes import Changes, NotApplied, StartPlan, lint, start_plan, strategy_of_old
-from kdskills.remote.catalog.digest import difference, fingerprints, flat_tools, text_digest, tools_digest
 from kdskills.remote.journal.sql import JournalUnavailable
-from kdskills.remote.names import DISPATCHER_TOOL
+from kdskills.remote.names import DISPATCHER_TOOL, difference, fingerprints, flat_tools, text_digest, tools_digest
 from kdskills.remote.ports import (
     AppServerError,
     AppServerGone,
@@ -157,7 +156,7 @@ FREE_SECONDS = 30.0
 
 
 class Sharing:
-    """One worker's part in sharing threads: what it asks of others, and what they ask of it, is in the stored records."""
+    """One worker's part in sharing threads: what it asks of others, and they of it, is in the stored records."""
 
     def __init__(self, server: AppServer, store: CatalogStore) -> None:
         self._server = server
@@ -228,7 +227,7 @@ REPLACES = "This catalog replaces every earlier one."
 
 
 def context_text(instruction_text: str, *, earlier: bool) -> str | None:
-    """Return what the channel must carry now, or None for nothing; *earlier*: the model has seen a catalog this one replaces."""
+    """Return what the channel must carry now, or None; *earlier*: the model has seen a catalog this one replaces."""
     return "\n".join(filter(None, [REPLACES if earlier else "", instruction_text])) or None
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import canonical, flat_tools, wire_tools
-from kdskills.remote.names import DISPATCHER_TOOL, check_name, check_neighbours
+from kdskills.remote.names import DISPATCHER_TOOL, canonical, check_name, check_neighbours, flat_tools, wire_tools
 from kdskills.remote.ports import AppServerError, JsonObject, ServerProfile
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ Reason = Literal[
 
 
 class NotApplied(Exception):
-    """The old catalog stays in force; callers get a report with *reason* and *error*. *goes_on*: it is still under way."""
+    """The old catalog stays in force; callers get a report of *reason* and *error*. *goes_on*: still under way."""
 
     def __init__(self, reason: Reason, error: str = "", *, goes_on: bool = False) -> None:
         super().__init__(f"{reason}: {error}" if error else reason)
@@ -69,7 +68,7 @@ class Reload:
         self.materialized_now = False
 
     async def run(self) -> bool:
-        """Make the change; return False when the file had this catalog already. Raises NotApplied: the old one is in force."""
+        """Make the change; return False when the file had this catalog already. Raises NotApplied."""
         info = await self._reloadable()
         path = await self._rollout_file(info)
         self._has_pointers = info.get("historyMode") == "paginated" and bool(info.get("preview"))
@@ -385,7 +384,7 @@ def start_plan(
     local: bool,
     ephemeral: bool,
 ) -> StartPlan:
-    """Decide what a new thread starts with: its strategy is the first proven one; *preference* is the client's `strategy`."""
+    """Decide what a new thread starts with: the first proven strategy; *preference* is the client's `strategy`."""
     strategy = _proven(profile, preference, has_file=local and not ephemeral)
     strategy = strategy or ("successor" if preference == "successor" else "dispatcher")
     start_tools = list(tools or [])

@@ -220,7 +220,7 @@ def needs_mending(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock that keeps this machine's other workers from changing the file. Raises LockBusy after `timeout_s`."""
+    """Hold the lock that keeps this machine's other workers off the file. Raises LockBusy after `timeout_s`."""
     end = time.monotonic() + timeout_s
     lock = path.with_name(path.name + LOCK_SUFFIX)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -304,7 +304,7 @@ def continued_elsewhere(codex_home: Path, segment: str) -> Path | None:
 
 
 def forget(index: Path, segment: str) -> int:
-    """Drop the rows of one file's turns and return how many there were; `UnknownFormat` if the index stays locked or is strange."""
+    """Drop the rows of one file's turns and return how many. Raises UnknownFormat for a locked or strange index."""
     try:
         with (
             contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=rw", uri=True, timeout=_BUSY_SECONDS)) as db,
@@ -325,7 +325,7 @@ def forget_file(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
 
 
 def check_movable(codex_home: Path | None, rollout: Path, thread_id: str) -> None:
-    """Refuse to move a file's turns when another thread points into it, or that cannot be known. Raises UnknownFormat."""
+    """Refuse to move a file's turns when a thread points into it, or that is unknown. Raises UnknownFormat."""
     if codex_home is None or not find(codex_home):
         raise UnknownFormat("the server's history index was not found, and the turns would move")
     if continued_elsewhere(codex_home, segment_of(rollout, thread_id)) is not None:
@@ -371,6 +371,6 @@ def mend(home: Path, path: Path) -> bool:
 
 
 def settle(home: Path | None, path: Path, thread_id: str) -> None:
-    """Drop the server's pointers into a file, then the backup that said they cannot be trusted; as `forget`, it may refuse."""
+    """Drop the server's pointers into a file, then the backup that said they are in doubt; as `forget`, it may refuse."""
     forget_file(home, path, thread_id)
     drop_backup(path)

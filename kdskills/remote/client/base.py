@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from kdskills.remote.calls import AppServerSignal, RemoteSkillDispatch
 from kdskills.remote.catalog import rollout
 from kdskills.remote.catalog.backend import CatalogStore, CodexCatalog, MemoryCatalogStore, SqlCatalogStore
-from kdskills.remote.catalog.digest import tools_digest, tools_text
 from kdskills.remote.client.server import (
     ENDED,
     TOOL_CALL,
@@ -38,6 +37,7 @@ from kdskills.remote.client.wire import (
     WebsocketTransport,
 )
 from kdskills.remote.journal import MemoryJournal
+from kdskills.remote.names import tools_digest, tools_text
 from kdskills.remote.ports import (
     AppServerError,
     AppServerGone,

@@ -1,4 +1,4 @@
-"""Runs each call once and always answers it: `dispatcher` claims, runs and records calls, `payloads` makes answers of values."""
+"""Runs each call once: `dispatcher` claims, runs and records calls, `payloads` makes answers of values."""
 
 from kdskills.remote.dispatch.dispatcher import CallOutcome, RemoteDispatcher
 from kdskills.remote.dispatch.payloads import NotRegistered, Spool, as_text, outcomes_text, redact

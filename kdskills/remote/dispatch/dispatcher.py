@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """The answer for the model, and further facts for the program; what the journal tells is None or False without one."""
+    """The answer for the model, and further facts for the program; without a journal's row there are fewer."""
 
     response_payload: JsonObject  # fit for the wire; the caller's own copy
     handled: bool  # by a handler
@@ -334,7 +334,7 @@ class CallAttempt:
                 raise
 
     async def _awaited(self, awaitable: Any) -> Any:
-        """Await what the handler made, as a task; store what it raises, so that not even `SystemExit` reaches the loop."""
+        """Await what the handler made, as a task; store what it raises: not even `SystemExit` reaches the loop."""
 
         async def guarded() -> Any:
             try:
@@ -349,7 +349,7 @@ class CallAttempt:
         return await asyncio.shield(self._task)
 
     def _run(self) -> Awaitable[Any] | None:
-        """Run the call on this thread; an awaitable is returned, for the loop to await and to complete the call with."""
+        """Run the call on this thread; an awaitable is returned, for the loop to await and complete the call with."""
         if not self._begin():
             return None
         value = self._invoke()

@@ -247,7 +247,7 @@ def is_payload(value: object) -> bool:
 
 
 def checked(payload: JsonObject) -> JsonObject:
-    """Return a copy of a pre-shaped payload made of JSON's own kinds. Raises ValueRefused, which names the item's index."""
+    """Return a copy of a pre-shaped payload in JSON's own kinds. Raises ValueRefused, which names the item."""
     for index, item in enumerate(payload["contentItems"]):
         kind = item.get("type") if isinstance(item, dict) else None
         field = ITEM_FIELDS.get(kind) if isinstance(kind, str) else None

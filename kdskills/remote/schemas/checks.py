@@ -25,7 +25,7 @@ def permissive_schema() -> JsonObject:
 
 @lru_cache(maxsize=512)
 def compiled(pattern: str) -> Any:
-    """Return a pattern that matches in linear time. Raises ValueError for look-around and references back, MissingExtra."""
+    """Return a pattern that matches in linear time; look-around cannot. Raises ValueError, MissingExtra."""
     try:
         import re2
     except ImportError as error:
@@ -83,8 +83,8 @@ _TABLES = frozenset({"$defs", "definitions", "dependentSchemas", "patternPropert
 def checked_schema(schema: JsonObject, name: str) -> JsonObject:
     """Return a deep copy of a valid schema; *name* says in the message whose it is: "input_schema of `ship`".
 
-    Raises CatalogError when it is no JSON or no schema, refers to what it does not hold, or holds a pattern that no engine matches
-    in linear time; MissingExtra without `jsonschema`.
+    Raises CatalogError when it is no JSON or no schema, refers to what it does not hold, or holds a pattern that does not
+    match in linear time; MissingExtra without `jsonschema`.
     """
     try:
         mirrored = json.loads(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
@@ -155,9 +155,9 @@ MAX_WORDS: Final = 300
 
 
 def faults(schema: JsonObject, arguments: Any) -> list[str]:
-    """Return the faults of *arguments*, each as `path: message`, sorted by path; empty for valid ones. Raises MissingExtra.
+    """Return the faults of *arguments*, each as `path: message`, sorted by path. Raises MissingExtra.
 
-    Absent arguments count as an empty object. No schema is fetched from anywhere: a `$ref` that leaves the schema is a fault.
+    Absent arguments count as an empty object. No schema is fetched: a `$ref` that leaves the schema is a fault.
     """
     if schema == permissive_schema():
         return []

@@ -136,7 +136,7 @@ def module_names(cls: type) -> dict[str, Any]:
 
 
 def resolve(annotation: object, names: Mapping[str, Any], local: Mapping[str, Any]) -> Any:
-    """Return the type an annotation means, and `Any` for an unknown name, but for a `RemoteCall` imported only for checkers."""
+    """Return the type an annotation means; for an unknown name `Any`, or `RemoteCall` where it says so."""
     holder = type("Holder", (), {"__annotations__": {"it": annotation}})  # of a class, where `ClassVar` is allowed
     try:
         return typing.get_type_hints(holder, dict(names), dict(local), include_extras=True)["it"]

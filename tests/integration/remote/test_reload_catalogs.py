@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import tools_digest
 from kdskills.remote.client import AsyncAppServerClient
 from kdskills.remote.journal import SqlJournal
+from kdskills.remote.names import tools_digest
 from kdskills.remote.ports import CatalogChange, CatalogError, ServerProfile
 from kdskills.testing import AppServerEmulator, FakeResponses
 from kdskills.testing.app_server import listening

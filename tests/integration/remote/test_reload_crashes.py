@@ -10,7 +10,7 @@ import pytest
 
 from kdskills.remote import AsyncCodexClient, ServerProfile
 from kdskills.remote.catalog import rollout
-from kdskills.remote.catalog.digest import flat_tools, wire_tools
+from kdskills.remote.names import flat_tools, wire_tools
 from kdskills.testing.app_server import listening
 
 PROVEN = ServerProfile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdskills.remote.catalog.digest import tools_digest as digest
+from kdskills.remote.names import tools_digest as digest
 from kdskills.remote.turns import BOOTSTRAP_TEXT, says_no_rollout
 
 

@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.remote.catalog.digest import (
+from kdskills.remote.names import (
     difference,
     fingerprints,
     flat_tools,
