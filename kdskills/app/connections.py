@@ -12,6 +12,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
@@ -276,19 +277,15 @@ async def serve(server: BoundedServer, crowd: Crowd) -> None:
 def _sockets(name: str, port: int) -> list[socket.socket]:
     """Return a bound socket for each address of *name*. Raises OSError."""
     bound: list[socket.socket] = []
-    try:
-        for family, kind, number, _, address in sorted(
-            set(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
-        ):
-            listener = socket.socket(family, kind, number)
+    addresses = set(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE))
+    with ExitStack() as unless_all_are_bound:
+        for family, kind, number, _, address in sorted(addresses):
+            listener = unless_all_are_bound.enter_context(socket.socket(family, kind, number))
             bound.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.setblocking(False)
             listener.bind(address)
-    except OSError:
-        for listener in bound:
-            listener.close()
-        raise
+        unless_all_are_bound.pop_all()
     return bound

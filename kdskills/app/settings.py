@@ -79,7 +79,8 @@ class BusSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str | None = Field(
-        None, description="Address of the bus that `kdskills serve` answers, too, such as `nats://127.0.0.1:4222`."
+        default=None,
+        description="Address of the bus that `kdskills serve` answers, too, such as `nats://127.0.0.1:4222`.",
     )
     version: str = Field(default="v1", pattern=r"^[A-Za-z0-9_-]{1,64}$", description="Version in the subjects.")
     projects: tuple[str, ...] = Field(default=("local",), description="Projects that may call over the bus.")
@@ -88,12 +89,14 @@ class BusSettings(BaseModel):
         description="Agent of each channel; `*` stands for every other channel, and as an agent for the channel's name.",
     )
     scopes: tuple[Scope, ...] = Field(
-        ("skills:read", "work:run", "work:read"), description="What callers over the bus may do."
+        default=("skills:read", "work:run", "work:read"), description="What callers over the bus may do."
     )
     person: bool = Field(default=False, description="Whether people start skills over the bus; else models do.")
     tools: tuple[str, ...] = Field(default=(), description="Ids of the tools that callers over the bus hold.")
     concurrency: int = Field(default=16, ge=1, le=1000, description="Commands that one gateway runs at the same time.")
-    ack_wait_s: float = Field(30.0, ge=1, description="Seconds until a command nobody works on is delivered again.")
+    ack_wait_s: float = Field(
+        default=30.0, ge=1, description="Seconds until a command nobody works on is delivered again."
+    )
     max_deliver: int = Field(default=100, ge=1, description="How often a command is delivered before it is given up.")
 
 
@@ -102,33 +105,47 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="KDSKILLS_", env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    executor: str = Field("auto", description="Engine of scripts and generated code: `auto` or an engine's name.")
+    # `default=` is spelt out: by that word pyright knows that a setting may be left out.
+    executor: str = Field(
+        default="auto", description="Engine of scripts and generated code: `auto` or an engine's name."
+    )
     min_isolation: Literal["none", "rlimit", "landlock", "namespace", "container", "kernel", "vm"] = Field(
-        "namespace", description="Weakest wall that is accepted."
+        default="namespace", description="Weakest wall that is accepted."
     )
     allow_unisolated: bool = Field(
         default=False, description="Half of the double opt-in of the bare `subprocess` engine; settings files only."
     )
     best_effort_limits: tuple[str, ...] = Field(
-        (), description="Limits that may go unenforced where an engine cannot hold them; settings files only."
+        default=(), description="Limits that may go unenforced where an engine cannot hold them; settings files only."
     )
     sandbox_uid: int = Field(
-        10001, ge=1, description="Dedicated uid of programs when kdskills runs as root; settings files only."
+        default=10001, ge=1, description="Dedicated uid of programs when kdskills runs as root; settings files only."
     )
     image_packages: tuple[str, ...] = Field(
-        (), description="Further installed packages to copy into the sandbox image."
+        default=(), description="Further installed packages to copy into the sandbox image."
     )
     pool: int = Field(
-        0, ge=0, le=64, description="Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run."
+        default=0,
+        ge=0,
+        le=64,
+        description="Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run.",
     )
-    e2b_api_key: SecretStr | None = Field(None, description="API key of E2B; empty means the variable `E2B_API_KEY`.")
+    e2b_api_key: SecretStr | None = Field(
+        default=None, description="API key of E2B; empty means the variable `E2B_API_KEY`."
+    )
     e2b_template: str = Field(default="base", description="Template that E2B sandboxes are made from.")
-    e2b_idle_ttl_s: float = Field(300.0, gt=0, description="Seconds after which an unused E2B sandbox is ended.")
+    e2b_idle_ttl_s: float = Field(
+        default=300.0, gt=0, description="Seconds after which an unused E2B sandbox is ended."
+    )
     e2b_hard_ttl_s: float = Field(default=3600.0, gt=0, description="Seconds after which an E2B sandbox is replaced.")
     e2b_api_url: str | None = Field(default=None, description="Address of E2B's API; settings files only.")
     e2b_sandbox_url: str | None = Field(default=None, description="Address of E2B's sandboxes; settings files only.")
-    model: str = Field("replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`.")
-    index_dir: Path | None = Field(None, description="Folder of the persisted skill index; empty means the user cache.")
+    model: str = Field(
+        default="replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`."
+    )
+    index_dir: Path | None = Field(
+        default=None, description="Folder of the persisted skill index; empty means the user cache."
+    )
     bundle: Path | None = Field(default=None, description="Bundle of project `local`, for callers who name none.")
     state_dir: Path = Field(
         default_factory=user_state_dir,
@@ -149,15 +166,19 @@ class Settings(BaseSettings):
         description="Where conversation sessions of callers are kept, such as `sqlite:///sessions.db`; else memory.",
     )
     stdio_token: SecretStr | None = Field(
-        None, description="Token that `kdskills mcp` acts with on standard input; empty means none."
+        default=None, description="Token that `kdskills mcp` acts with on standard input; empty means none."
     )
-    listen: str = Field("127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used.")
+    listen: str = Field(
+        default="127.0.0.1:8765", description="Address of the HTTP service; loopback unless tokens are used."
+    )
     host_names: tuple[str, ...] = Field(
         default=(),
         description="Names clients and proxies reach the service by, beside those of loopback, the host it listens on and its address; requests for others are refused.",
     )
     bus: BusSettings = Field(default_factory=BusSettings, description="The command bus: who may call, and how.")
-    requests_per_minute: int = Field(1200, ge=0, description="Requests a token may make in a minute; 0 for no limit.")
+    requests_per_minute: int = Field(
+        default=1200, ge=0, description="Requests a token may make in a minute; 0 for no limit."
+    )
     body_limit: int = Field(default=24 * 1024 * 1024, ge=1024, description="Bytes the body of a request may have.")
     connections: int | None = Field(
         default=None,
@@ -165,26 +186,30 @@ class Settings(BaseSettings):
         description="Connections the HTTP service has at one time; empty means as many as its open files allow.",
     )
     header_timeout_s: float = Field(
-        10.0, gt=0, description="Seconds a connection has for the head of a request before it is closed."
+        default=10.0, gt=0, description="Seconds a connection has for the head of a request before it is closed."
     )
     body_timeout_s: float = Field(
-        30.0, gt=0, description="Seconds a body may stand still, or come slower than 1 KiB/s, before it is given up."
+        default=30.0,
+        gt=0,
+        description="Seconds a body may stand still, or come slower than 1 KiB/s, before it is given up.",
     )
-    drain_s: float = Field(20.0, ge=0, description="Seconds that running requests get when the service is stopped.")
+    drain_s: float = Field(
+        default=20.0, ge=0, description="Seconds that running requests get when the service is stopped."
+    )
     concurrent_work: int = Field(
         default=1000,
         ge=0,
         description="Tasks and jobs an agent may have at one time by a token without its own limit; 0 for any.",
     )
     collect_interval_s: float = Field(
-        3600.0, gt=0, description="Seconds between two looks for skill versions nobody uses any longer."
+        default=3600.0, gt=0, description="Seconds between two looks for skill versions nobody uses any longer."
     )
     collect_keep_days: float = Field(
-        30.0, ge=0, description="Days a skill version stays after it was last the active one."
+        default=30.0, ge=0, description="Days a skill version stays after it was last the active one."
     )
     pulse_s: float = Field(default=15.0, gt=0, description="Seconds between two measurements of how the work stands.")
     skill_roots: tuple[str, ...] = Field(
-        (), description="Further skill roots by URI, such as `mcp+https://host/mcp#label`; plugins open them."
+        default=(), description="Further skill roots by URI, such as `mcp+https://host/mcp#label`; plugins open them."
     )
     plugins_blocked: tuple[str, ...] = Field(default=(), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")

@@ -306,17 +306,15 @@ class Watches:
 
         Raises Conflict, `watch_key_taken`, when the key's running watch is of something else.
         """
-        if key is None:
-            return Watch(about, look, interval_s)
-        running = self._running.get(key)
-        if running is not None and running.listeners and running.loop is asyncio.get_running_loop():
-            if running.about != about:
-                raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
-            return running
-        self._running = {running_key: watch for running_key, watch in self._running.items() if watch.listeners}
-        new_watch: Watch = Watch(about, look, interval_s)
-        self._running[key] = new_watch
-        return new_watch
+        watch = Watch(about, look, interval_s)
+        if key is not None:
+            running = self._running.get(key)
+            if running is not None and running.listeners and running.loop is watch.loop:
+                if running.about != about:
+                    raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
+                return running
+            self._running = {other: each for other, each in self._running.items() if each.listeners} | {key: watch}
+        return watch
 
 
 @dataclass(eq=False)
