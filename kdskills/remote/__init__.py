@@ -1,9 +1,7 @@
 """Remote skills: Python functions registered per conversation with a Codex app-server.
 
-`api` and `session` are what programs hold; `core` and `turns` are the one implementation behind them, sync or async; `registry` and
-`schemas` read handlers, `dispatch` and `journal` run calls once, `catalog` makes catalog changes true, `client` speaks to the
-server, and `probe` finds out what the server does.
-
+`api` and `session` are what programs hold, over `core` and `turns`; `registry` and `schemas` read handlers, `dispatch` and
+`journal` run calls once, `catalog` makes catalog changes true, `client` speaks to the server, `probe` finds out what it does.
 Each name is loaded when it is first used; nothing here needs the optional packages before that.
 """
 

@@ -325,13 +325,10 @@ class AsyncCodexClient(AsyncAppServerClient):
 
     `remote_skills` is the facade whose registries answer calls with `dispatch="auto"`. Calls are kept in the state folder's
     journal unless another one is given.
-
-    Attributes:
-        own_journal: The journal this client opened and closes, or None.
     """
 
     _facade: AsyncRemoteSkillsFacade | None = None
-    own_journal: SqlJournal | None = None
+    own_journal: SqlJournal | None = None  # which this client opened and closes
 
     @classmethod
     async def spawn(

@@ -131,8 +131,7 @@ class SessionHandle:
     def receipt(self, turn_id: str) -> Receipt | None:
         """Return what is known of a turn: catalog, context, calls; None for unknown turns.
 
-        Reads the journal here and now, in an async session, too. With a journal in a database, and most of all in one
-        across a network, keep the event loop free: `await asyncio.to_thread(session.receipt, turn_id)`.
+        Reads the journal here and now: keep an event loop free by `await asyncio.to_thread(session.receipt, turn_id)`.
         """
         return self._core.owner.receipts.receipt(self.session_id, turn_id)
 

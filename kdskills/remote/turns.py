@@ -58,10 +58,7 @@ class IncomingCall(NamedTuple):
 
 
 def call_of(core: SessionCore, params: Mapping[str, Any], request_id: object, thread: str = "") -> IncomingCall | None:
-    """Return the call of a pending row or of a signal's params, or None when it names no tool.
-
-    A call that names no thread is of *thread*, or of the session's own.
-    """
+    """Return the call of a pending row or a signal's params, of *thread* if it names none; None without a tool."""
     tool, arguments = text_or_none(params.get("tool")), params.get("arguments")
     if tool is None:
         return None

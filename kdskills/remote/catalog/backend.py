@@ -232,10 +232,7 @@ def context_text(instruction_text: str, *, earlier: bool) -> str | None:
 
 
 def additional_context(text: str) -> JsonObject:
-    r"""Return the `additionalContext` of `turn/start`.
-
-    `</` becomes `<\/`: the server writes the text unescaped between `<kdskills>` and `</kdskills>`.
-    """
+    r"""Return the `additionalContext` of `turn/start`; `</` becomes `<\/`, since the server escapes nothing."""
     return {CONTEXT_KEY: {"kind": "application", "value": text.replace("</", "<\\/")}}
 
 

@@ -293,11 +293,7 @@ class Changes:
     """Makes the server write a thread's rollout file, by a turn that is rolled back, where nothing cheaper works."""
 
     async def make(self, strategy: str, session_id: str, tools: Sequence[JsonObject]) -> JsonObject:
-        """Change the catalog by one strategy. Raises NotApplied: the old one stays in force.
-
-        Returns:
-            Entries of the report: `status`, `materialized_now`, and `new_session_id` of a thread that replaced the old one.
-        """
+        """Change the catalog; return `status`, `materialized_now`, any `new_session_id`. Raises NotApplied."""
         wire = wire_tools(tools, namespaces=self.profile.namespaces)
         if strategy == "reload":
             reload = Reload(self, session_id, wire)

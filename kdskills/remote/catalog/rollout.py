@@ -58,10 +58,7 @@ class LockBusy(ValueError):
     reason: Final = "held_open"
 
 
-Stamp = tuple[int, int, int, int]
-
-
-def _stamp(info: os.stat_result) -> Stamp:
+def _stamp(info: os.stat_result) -> tuple[int, int, int, int]:
     """Return facts that differ between two states of a file."""
     return info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev
 
@@ -73,7 +70,7 @@ class Head:
     path: Path
     line: bytes
     record: JsonObject
-    stamp: Stamp
+    stamp: tuple[int, int, int, int]
 
     @property
     def tools(self) -> object:

@@ -446,18 +446,12 @@ class CallAttempt:
 
 
 class RemoteDispatcher:
-    """Runs the calls of one facade.
+    """Runs the calls of one facade, at most *max_concurrency* handlers at once.
 
-    Calls with a strong identity are in the shared journal. Those with a weak one stay in memory: a request id that is used
-    again in another run must not find the first run's answer. Calls without an identity get a journal of their own.
-
-    Args:
-        journal: None means in memory. The caller closes it.
-        asynchronous: Whether awaitable results of handlers can be awaited.
-        max_concurrency: How many handlers may run at the same time.
-        spool: Stores the full text of answers that were cut.
-        no_session_s: How long a call for an unknown session is left to other workers.
-        no_skill_s: The same for a call of an unknown skill.
+    Calls with a strong identity are in the shared *journal*, which the caller closes. Those with a weak one stay in memory: a
+    request id that is used again in another run must not find the first run's answer. Calls without an identity get a journal
+    of their own. A call is left to other workers for *no_session_s* seconds if its session is unknown here, for *no_skill_s* if
+    its skill is.
     """
 
     def __init__(
