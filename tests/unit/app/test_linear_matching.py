@@ -21,7 +21,7 @@ from kdskills.remote.ports import CatalogError
 from kdskills.remote.schemas.checks import checked_schema, faults
 from kdskills.skills.fields import _TOOL_NAME
 from kdskills.skills.findings import FileFindings
-from kdskills.skills.frontmatter import split, trim_body
+from kdskills.skills.frontmatter import _split, trim_body
 from kdskills.skills.refs import compile_rules
 from kdskills.solver.loop import claimed_files
 from kdskills.solver.turn_tools import extract_code
@@ -155,7 +155,7 @@ def test_claims_are_found_in_linear_time(text: str) -> None:
 )
 def test_files_are_split_in_linear_time(text: str) -> None:
     """The head of a skill file is found at once, whatever the file holds."""
-    split(text, FileFindings("lenient", "SKILL.md"))
+    _split(text.encode(), FileFindings("lenient", "SKILL.md"))
     trim_body(text)
     assert len(_TOOL_NAME.findall("(" * MANY + text)) < len(text) + MANY
 
