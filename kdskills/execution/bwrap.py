@@ -41,7 +41,6 @@ _SIZE = 64 * 1024
 
 class BwrapBox:
     """A sandbox, whose first process's pid and uid are as the host sees them; `pooled` when it was made for no run yet.
-
     Its program waits behind bwrap's gate for `release`.
     """
 
@@ -55,10 +54,8 @@ class BwrapBox:
         self._status = b""
 
     def bring_up(self, arguments: bytes, rootfs: Path, nproc: int | None) -> None:
-        """Let the launcher build the sandbox and wait until it stands, with its program not yet started.
-
-        Raises:
-            SetupFailed: The launcher gave up, or took longer than `SETUP_S`.
+        """Let the launcher build the sandbox and wait until it stands, with its program not yet started. Raises
+        SetupFailed: the launcher gave up, or took longer than `SETUP_S`.
         """
         end = time.monotonic() + SETUP_S
         try:
@@ -111,9 +108,7 @@ class BwrapBox:
 
     def finish(self) -> int | None:
         """Wait until every process is gone and return the program's exit code, None when it never started or left none.
-
-        Raises:
-            SetupFailed: A process survived KILL.
+        Raises SetupFailed: a process survived KILL.
         """
         self.kill()
         self._launcher.wait()
@@ -221,9 +216,8 @@ def command_line(
     fds: Mapping[str, int],
     bounds: Mapping[str, tuple[int, int]],
 ) -> list[str]:
-    """Return the launcher's command line; *bounds* are rlimits that prlimit sets before anything else.
-
-    *fds* are the descriptors it inherits: `args`, `status`, `block` and `seccomp`.
+    """Return the launcher's command line; *bounds* are rlimits that prlimit sets before anything else. *fds* are the
+    descriptors it inherits: `args`, `status`, `block` and `seccomp`.
     """
     uid, identity = str(setup.drop_to), []
     if setup.drop_to is not None:
@@ -256,9 +250,8 @@ def run_arguments(
     env: Sequence[tuple[bytes, bytes]],
     executable: Collection[str] = (),
 ) -> bytes:
-    """Return the arguments that travel by descriptor, each ended by NUL.
-
-    Skills are pairs of full id and staged copy, inputs of path below /work and descriptor to copy from.
+    """Return the arguments that travel by descriptor, each ended by NUL. Skills are pairs of full id and staged copy,
+    inputs of path below /work and descriptor to copy from.
     """
     words: list[str | bytes] = []
     for name, folder in skills:
@@ -393,7 +386,6 @@ class PoolWorker:
 
 def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> bytes:
     """Return what `kdskills_runtime.pool_worker` reads: its length, the order, inputs, and the payload of code.
-
     Generated code without variables of its own runs in the waiting process itself; everything else replaces it.
     """
     plan, bounds = job.plan, rlimits(job.limits, memory=setup.cgroups is None)
@@ -432,9 +424,8 @@ def make_worker(setup: SandboxSetup, kind: WorkerKind) -> PoolWorker:
 
 @dataclass(slots=True)
 class Pool:
-    """At most `size` workers of the kinds that were requested last.
-
-    `make` makes one worker. Workers are made by one thread of the pool's own, after the run that took one has ended.
+    """At most `size` workers of the kinds that were requested last. `make` makes one worker. Workers are made by one
+    thread of the pool's own, after the run that took one has ended.
     """
 
     size: int

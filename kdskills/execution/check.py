@@ -58,10 +58,8 @@ class OutputGlob:
 
 def compile_glob(pattern: str) -> OutputGlob:
     """Compile a pattern that `check_request` found clean."""
-    return OutputGlob(
-        pattern,
-        tuple(None if part == "**" else re.compile(fnmatch.translate(part)) for part in pattern.split("/")),
-    )
+    parts = (None if part == "**" else re.compile(fnmatch.translate(part)) for part in pattern.split("/"))
+    return OutputGlob(pattern, tuple(parts))
 
 
 LIMIT_NAMES = frozenset(
@@ -109,29 +107,17 @@ RUNTIME_VARIABLES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A request that passed every check.
-
-    Attributes:
-        request: The request itself.
-        argv: Program and arguments of `argv` and `script` requests; empty for `code`.
-        cwd: Absolute folder inside the sandbox the program starts in.
-        env: Variables as bytes, ready for execve.
-        globs: Compiled `outputs`.
-    """
+    """A request that passed every check."""
 
     request: ExecRequest
-    argv: tuple[str, ...]
-    cwd: str
+    argv: tuple[str, ...]  # empty for `code`
+    cwd: str  # absolute, inside the sandbox
     env: tuple[tuple[bytes, bytes], ...]
     globs: tuple[OutputGlob, ...]
 
 
 def check_request(request: ExecRequest) -> RunPlan:
-    """Check *request* and return its plan.
-
-    Raises:
-        ExecRefused: `bad_request`; `details["errors"]` lists every problem.
-    """
+    """Check *request* and return its plan. Raises ExecRefused (`bad_request`), whose `details["errors"]` lists each problem."""
     errors = [
         *_limit_errors(request.limits, MAX_BACKGROUND_S if request.background else MAX_WALL_S),
         *_program_errors(request),
@@ -153,16 +139,13 @@ def check_request(request: ExecRequest) -> RunPlan:
 
 
 def require_limits(can: frozenset[str], best_effort: frozenset[str], engine: str) -> None:
-    """Refuse when a limit is neither enforceable nor listed as best effort.
-
-    Raises:
-        ExecRefused: `limit_not_enforceable`; `details["limits"]` names them.
+    """Refuse when a limit is neither enforceable nor listed as best effort. Raises ExecRefused:
+    `limit_not_enforceable`; `details["limits"]` names them.
     """
     missing = sorted(LIMIT_NAMES - can - best_effort)
     if missing:
-        words = (
-            f"{engine} cannot enforce {', '.join(missing)} here; give it what it needs, or list these as best effort"
-        )
+        cure = "give it what it needs, or list these as best effort"
+        words = f"{engine} cannot enforce {', '.join(missing)} here; {cure}"
         raise ExecRefused(words, code="limit_not_enforceable", limits=missing, engine=engine)
 
 

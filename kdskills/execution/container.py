@@ -161,9 +161,8 @@ class Demux:
 
 @dataclass(slots=True)
 class ContainerAnswer:
-    """Reads standard output: the program's own up to the nonce, then the answer.
-
-    `broken` says why reading stopped; `done` that the answer came to its end.
+    """Reads standard output: the program's own up to the nonce, then the answer. `broken` says why reading stopped;
+    `done` that the answer came to its end.
     """
 
     plan: RunPlan

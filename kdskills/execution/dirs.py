@@ -37,14 +37,9 @@ def state_dir() -> Path:
 def private_dir(path: Path, *, passable: bool = False, narrow: bool = True) -> Path:
     """Make *path* (0700) and its parents, and return it; nobody but us may read or write there.
 
-    Args:
-        path: The folder.
-        passable: Whether programs under a uid of their own must reach what lies in it: then others may pass it (0711), which
-            shows them nothing but what they know by name.
-        narrow: Whether an existing folder of ours that others may read is closed to them.
-
-    Raises:
-        ExecRefused: The folder belongs to another user, is a link, or others may write to it.
+    Programs under a uid of their own reach what lies in a *passable* one: others may pass it (0711), which shows them
+    nothing but what they know by name. *narrow* closes an existing folder of ours that others may read to them. Raises
+    ExecRefused: the folder belongs to another user, is a link, or others may write to it.
     """
     # root's tops lie below folders of the system, which others must pass for reasons of their own
     make_folder(path, parents=PASSABLE if os.geteuid() == 0 else FOLDER_MODE)

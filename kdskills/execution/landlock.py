@@ -45,9 +45,8 @@ _FILE_RIGHTS: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
 LOOK: Final = EXECUTE | READ_FILE | READ_DIR
 READ: Final = READ_FILE | READ_DIR
-WRITE: Final = (
-    LOOK | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM | REFER | TRUNCATE
-)
+_MAKE: Final = MAKE_DIR | MAKE_REG | MAKE_FIFO | MAKE_SYM
+WRITE: Final = LOOK | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE | REFER | TRUNCATE
 DEVICE: Final = READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
 
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -111,7 +110,6 @@ def handled(abi: int) -> Handled:
 
 def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) -> list[tuple[str, int]]:
     """Return (path, access) rules of one run, for the rights version *abi* knows, for folders and files that are there.
-
     The prepared *tree* and staged *skills* are read and executed, the folder of generated code is read.
     """
     rules: dict[int, Sequence[Path | str]] = {
@@ -132,7 +130,6 @@ def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) 
 
 def host_programs(tree: Path) -> Iterator[str]:
     """Return files of the host that programs of *tree* need by absolute path: the loader, shared libraries, shells.
-
     These are the originals of files in the tree, one rule each; their folders stay closed.
     """
     for folder in library_folders(tree):
@@ -210,10 +207,8 @@ def order_bytes(folder: RunFolder, bounds: Limits, **facts: object) -> bytes:
 
 
 def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
-    """Return the program's variables.
-
-    The shared libraries of the tree come first: its Python may be linked against one that the program's uid cannot
-    reach on the host.
+    """Return the program's variables. The shared libraries of the tree come first: its Python may be linked against one
+    that the program's uid cannot reach on the host.
     """
     own = {
         "PATH": ":".join(f"{tree}{folder_name}" for folder_name in BASE_ENV["PATH"].split(":")),
@@ -242,9 +237,8 @@ class UidLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Uids:
-    """The uids of one machine: `OFFSET` above the operator's `sandbox_uid`, `COUNT` of them.
-
-    `sandbox_uid` itself is what other engines' programs have on the host, so it is not among them.
+    """The uids of one machine: `OFFSET` above the operator's `sandbox_uid`, `COUNT` of them. `sandbox_uid` itself is
+    what other engines' programs have on the host, so it is not among them.
     """
 
     base: int
@@ -256,10 +250,8 @@ class Uids:
         return range(self.base + OFFSET, self.base + OFFSET + COUNT)
 
     def lease(self) -> UidLease:
-        """Return a uid that no account, no process and no other run has.
-
-        Raises:
-            ExecRefused: `running_as_root` when the range could hold a real account's uid; else every uid is taken.
+        """Return a uid that no account, no process and no other run has. Raises ExecRefused: `running_as_root` when the
+        range could hold a real account's uid; else every uid is taken.
         """
         if self.base <= 0 or self.all.start < LEAST or self.all.stop > 0xFFFF:
             words = f"sandbox_uid = {self.base} leaves no uids for programs; use a number between 1 and {0xFFFF - OFFSET - COUNT}"
@@ -326,21 +318,15 @@ def _has_account(uid: int) -> bool:
 
 
 class TreeRun(ProgramRun):
-    """A run whose tree the launcher starts, watches and ends.
-
-    Attributes:
-        lease: The run's own uid; None when it has ours.
-        inputs: What the launcher and the program read, by the pipe's name; `payload` is generated code's.
-        reserve: Memory and processes the leaf holds beyond the program's limits, for a launcher inside it.
-    """
+    """A run whose tree the launcher starts, watches and ends."""
 
     engine: TreeEngine
     plan: RunPlan
     folder: RunFolder
-    lease: UidLease | None = None
-    inputs: dict[str, bytes]
+    lease: UidLease | None = None  # None when the run has our uid
+    inputs: dict[str, bytes]  # what launcher and program read, by the pipe's name; `payload` is generated code's
     cgroups: Cgroup | None = None
-    reserve: ClassVar[tuple[int, int]] = (0, 0)
+    reserve: ClassVar[tuple[int, int]] = (0, 0)  # memory and processes the leaf holds for a launcher inside it
 
     _control = -1
     _leaf: Cgroup | None = None
@@ -452,9 +438,8 @@ class TreeRun(ProgramRun):
         if trouble is not None:
             return self.result(end, verdict=verdict)
         outputs = self.folder.collect(self.plan)
-        return self.result(
-            end, outputs, report=self.report.value() if "payload" in self.inputs else None, verdict=verdict
-        )
+        report = self.report.value() if "payload" in self.inputs else None
+        return self.result(end, outputs, report=report, verdict=verdict)
 
     def _tell(self, word: bytes) -> None:
         """Send the launcher a command; a launcher that is gone has already ended the tree."""
@@ -474,9 +459,8 @@ class TreeRun(ProgramRun):
                 return None
             case "failed":
                 number = int(facts["errno"])
-                return not_started(
-                    self.plan, str(facts["stage"]), os.strerror(number) if number else facts.get("found", "")
-                )
+                why = os.strerror(number) if number else facts.get("found", "")
+                return not_started(self.plan, str(facts["stage"]), why)
             case "started":
                 return ExecError("end", "init_lost", "the launcher ended before the program")
         words = self.last_words(2000) or "the launcher ended before the program began"

@@ -105,9 +105,8 @@ def marked(mark: str) -> list[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Return the environment a process was started with; nothing of one that is gone, or is not ours to look at.
-
-    Every process of the machine is looked at after each run, so this asks the system as little as it can.
+    """Return the environment a process was started with; nothing of one that is gone, or is not ours to look at. Every
+    process of the machine is looked at after each run, so this asks the system as little as it can.
     """
     try:
         fd = os.open(f"/proc/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
@@ -125,9 +124,8 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def leftovers(top: Path, end: Callable[[RunFolder, list[str]], str | None] | None = None) -> ReapReport:
-    """End runs below *top* whose owners are dead.
-
-    *end* ends a run's processes, adds a line for each, and returns why the run must stay; by its mark when None.
+    """End runs below *top* whose owners are dead. *end* ends a run's processes, adds a line for each, and returns why
+    the run must stay; by its mark when None.
     """
     ended: list[str] = []
     failed: list[str] = []

@@ -119,9 +119,8 @@ class Cgroup:
 
 
 def find_parent(mount: Path = MOUNT, own_cgroups: str | None = None) -> Cgroup | None:
-    """Return the cgroup in which leaves can be made, tested by making one; None when there is none.
-
-    *own_cgroups* is the text of `/proc/self/cgroup`, which is read when None.
+    """Return the cgroup in which leaves can be made, tested by making one; None when there is none. *own_cgroups* is
+    the text of `/proc/self/cgroup`, which is read when None.
     """
     if (mount / "cgroup.controllers").is_file():
         text = own_cgroups if own_cgroups is not None else Path("/proc/self/cgroup").read_text(encoding="utf-8")
@@ -201,10 +200,8 @@ def owner_labels(owner: Owner, request_id: str) -> dict[str, str]:
 
 
 def is_leftover(labels: Mapping[str, str]) -> bool:
-    """Whether nobody watches a run with these labels any more.
-
-    A run of another boot is a leftover. One watched from another pid namespace of this boot cannot be judged from here
-    and is left alone.
+    """Whether nobody watches a run with these labels any more. A run of another boot is a leftover. One watched from
+    another pid namespace of this boot cannot be judged from here and is left alone.
     """
     if RUN_LABEL not in labels:
         return False

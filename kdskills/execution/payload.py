@@ -41,15 +41,9 @@ def build_payload(
 ) -> bytes:
     """Return the payload of a `code` request as JSON bytes.
 
-    Args:
-        request: A request whose `code` is given.
-        program_path: Where the program's own file is, or is written to, on the far side.
-        with_source: False when the engine has put the program there itself.
-        skill_folders: Folder of each mounted skill inside the sandbox, by full id; `/skills/<full id>` when None.
-        work_dir: The far side's `/work`.
-
-    Raises:
-        ExecRefused: `bad_request` for a name that cannot be a global, a value that is not JSON, or too much of it.
+    *program_path* and *work_dir* are the far side's; without *with_source* the engine has put the program there itself.
+    *skill_folders* lie inside the sandbox, by full id; `/skills/<full id>` when None. Raises ExecRefused: `bad_request`
+    for a name that cannot be a global, a value that is not JSON, or too much of it.
     """
     if request.code is None:
         raise ExecRefused("only generated code has a payload", code="bad_request")
@@ -87,9 +81,8 @@ def remap_descriptor(descriptor: Mapping[str, Any], skill_folders: Mapping[str, 
     Host paths stand only in the export's `mounts`; they are dropped, so that nothing of the host's layout travels.
     A skill of the export without a folder is reported as missing by the far side.
     """
-    mounts = {
-        row["uri"]: skill_folders[row["id"]] for row in descriptor.get("skills", ()) if row["id"] in skill_folders
-    }
+    skills = descriptor.get("skills", ())
+    mounts = {row["uri"]: skill_folders[row["id"]] for row in skills if row["id"] in skill_folders}
     return {**descriptor, "mounts": mounts}
 
 
@@ -122,17 +115,11 @@ Start = Literal["started", "failed", "refused"]
 
 
 class CodeReport(NamedTuple):
-    """What the entry and the program reported. The program writes everything after `started`, so none of it is trusted.
+    """What the entry and the program reported. The program writes everything after `started`, so none of it is trusted."""
 
-    Attributes:
-        start: First line of the report, or None when there was none: the entry itself did not run.
-        error: Why the program did not start, or the exception it ended with.
-        value: What the program handed back; None when it was killed, or left by `os._exit`.
-    """
-
-    start: Start | None = None
-    error: ExecError | None = None
-    value: Any = None
+    start: Start | None = None  # None: the entry itself did not run
+    error: ExecError | None = None  # why the program did not start, or the exception it ended with
+    value: Any = None  # None when the program was killed, or left by `os._exit`
 
 
 def read_report(data: bytes) -> CodeReport:

@@ -98,9 +98,8 @@ def start_program(
     fds: Sequence[int] = (),
     reset: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, and close its ends of *pipes* here once it has them. Raises OSError.
-
-    It inherits *fds* beside its standard streams; with *reset* signals are reset, which else a watcher of ours does.
+    """Start a program in a session of its own, and close its ends of *pipes* here once it has them. Raises OSError. It
+    inherits *fds* beside its standard streams; with *reset* signals are reset, which else a watcher of ours does.
     """
     process = subprocess.Popen(
         list(argv),

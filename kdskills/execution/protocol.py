@@ -24,9 +24,8 @@ class ProbeCheck:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Whether an engine works here, told by running a canary through its real argument builder.
-
-    `cure` is one sentence for the operator when it does not.
+    """Whether an engine works here, told by running a canary through its real argument builder. `cure` is one sentence
+    for the operator when it does not.
     """
 
     engine: str
@@ -78,7 +77,6 @@ class Reachable(Protocol):
 @runtime_checkable
 class Preparable(Protocol):
     """An engine that can do ahead of time what all its runs share, for processes that fork one runner per run.
-
     `prepare` starts no thread and opens nothing that two processes may not share.
     """
 
@@ -99,12 +97,7 @@ class Executor(Protocol):
         ...
 
     async def run(self, request: ExecRequest) -> ExecResult:
-        """Run to the end.
-
-        Raises:
-            ExecRefused: Nothing was run.
-            asyncio.CancelledError: The caller cancelled; the whole tree is gone by then.
-        """
+        """Run to the end. The whole tree is gone when CancelledError is raised. Raises ExecRefused: nothing was run."""
         ...
 
     async def start(self, request: ExecRequest) -> Handle:
@@ -118,23 +111,14 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class E2bOptions:
-    """How to reach E2B, and how long its sandboxes live.
+    """How to reach E2B, and how long its sandboxes live; addresses are the SDK's own when None."""
 
-    Attributes:
-        api_key: The key; the variable `E2B_API_KEY` is read when None.
-        template: Template new sandboxes are made from.
-        api_url: Address of the API; the SDK's own when None.
-        sandbox_url: Address of sandboxes; the SDK's own when None.
-        idle_ttl_s: A sandbox nobody used for so long is ended.
-        hard_ttl_s: No sandbox is used for longer than this after it was made.
-    """
-
-    api_key: SecretStr | None = None
+    api_key: SecretStr | None = None  # None: the variable `E2B_API_KEY` is read
     template: str = "base"
     api_url: str | None = None
     sandbox_url: str | None = None
-    idle_ttl_s: float = 300.0
-    hard_ttl_s: float = 3600.0
+    idle_ttl_s: float = 300.0  # a sandbox nobody used for so long is ended
+    hard_ttl_s: float = 3600.0  # no sandbox is used for longer than this after it was made
 
 
 @dataclass(frozen=True, slots=True)

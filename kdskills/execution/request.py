@@ -29,9 +29,8 @@ class IsolationLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one run; sizes in bytes, times in seconds.
-
-    An engine that cannot enforce one refuses (`limit_not_enforceable`) unless the operator lists it as best effort.
+    """Bounds of one run; sizes in bytes, times in seconds. An engine that cannot enforce one refuses
+    (`limit_not_enforceable`) unless the operator lists it as best effort.
     """
 
     wall_s: float = 30.0
@@ -187,9 +186,8 @@ class ArtifactError:
 
 @dataclass(frozen=True, slots=True)
 class ExecError:
-    """What went wrong: in the program (`stage="program"`), or in setting it up.
-
-    `exception` and `traceback` describe the program's own exception, with line numbers of its own file.
+    """What went wrong: in the program (`stage="program"`), or in setting it up. `exception` and `traceback` describe
+    the program's own exception, with line numbers of its own file.
     """
 
     stage: str

@@ -220,17 +220,10 @@ _FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "work", "skills", "ho
 
 @dataclass(frozen=True, slots=True)
 class Rootfs:
-    """A prepared tree.
-
-    Attributes:
-        path: Folder to mount read-only as `/`.
-        key: Hex name of everything that went into it.
-        entry: Absolute path, inside, of the entry that runs generated code.
-        python: Absolute path, inside, of the interpreter.
-    """
+    """A prepared tree, to mount read-only as `/`; `entry`, which runs generated code, and `python` are paths inside."""
 
     path: Path
-    key: str
+    key: str  # hex name of everything that went into it
     entry: str
     python: str = PYTHON
 
@@ -299,9 +292,8 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
 
 
 def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> tuple[Path, str]:
-    """Return (tar file, digest) of the prepared tree, for `docker import`.
-
-    The tar is reproducible: entries sorted, owned by root, without times. The digest is `sha256:` over its bytes.
+    """Return (tar file, digest) of the prepared tree, for `docker import`. The tar is reproducible: entries sorted,
+    owned by root, without times. The digest is `sha256:` over its bytes.
     """
     tree = build_rootfs(cache, packages=packages)
     final = tree.path.parent / f"{tree.path.name}.tar"

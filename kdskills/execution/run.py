@@ -56,27 +56,18 @@ async def in_thread(make: Callable[[], T], undo: Callable[[T], Awaitable[object]
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """What an engine saw of a program's end.
+    """What an engine saw of a program's end."""
 
-    Attributes:
-        reason: `exited`, why we ended it (`timeout` or `cancelled`), or `refused` when it was never to start.
-        code: Exit code of a program that exited.
-        signal: Signal a program died by.
-        duration_s: Wall time from start to end.
-        trouble: Why the program could not be started.
-    """
-
-    reason: str
+    reason: str  # `exited`, why we ended it (`timeout`, `cancelled`), or `refused` when it was never to start
     code: int | None
     signal: int | None
     duration_s: float
-    trouble: ExecError | None = None
+    trouble: ExecError | None = None  # why the program could not be started
 
 
 def status_of(end: ProgramEnd) -> tuple[Status, int | None, int | None, ExecError | None]:
-    """Return (status, exit code, signal, error) of an end, memory aside.
-
-    Death by signal n has exit code 128 + n, as every shell says it. A program we ended, or that never started, has none.
+    """Return (status, exit code, signal, error) of an end, memory aside. Death by signal n has exit code 128 + n, as
+    every shell says it. A program we ended, or that never started, has none.
     """
     if end.reason == "cancelled":
         return "cancelled", None, None, None
@@ -201,14 +192,7 @@ class ExecutionRun(ABC):
         report: bytes | None = None,
         verdict: tuple[Status, ExecError | None] | None = None,
     ) -> ExecResult:
-        """Return the result of the run.
-
-        Args:
-            end: How the program ended.
-            outputs: What was collected.
-            report: What the entry of generated code reported.
-            verdict: Status and error from what the engine saw beyond the end, such as memory that ran out.
-        """
+        """Return the result of the run; *verdict* is from what the engine saw beyond the *end*, such as memory that ran out."""
         status, exit_code, number, error = status_of(end)
         status, error = (status, error) if verdict is None else verdict
         result = ExecResult(
@@ -322,9 +306,8 @@ def canary_argv(python: str, entry: str) -> tuple[str, ...]:
 
 
 def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
-    """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`.
-
-    With *sockets* the only interface must be `lo`; else none may be made at all, as engines without such a namespace promise.
+    """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`. With *sockets*
+    the only interface must be `lo`; else none may be made at all, as engines without such a namespace promise.
     """
     try:
         report = json.loads(output)
@@ -515,11 +498,7 @@ async def choose(
 
 
 def require_consent(engine: Executor, request: ExecRequest, *, allow_unisolated: bool) -> None:
-    """Refuse a run without a wall unless operator and call both asked for it.
-
-    Raises:
-        ExecRefused: `policy_denied`.
-    """
+    """Refuse a run without a wall unless operator and call both asked for it. Raises ExecRefused: `policy_denied`."""
     if engine.level == IsolationLevel.NONE and not (allow_unisolated and request.profile == UNSAFE_PROFILE):
         raise _without_consent(engine, f" and the call profile={UNSAFE_PROFILE!r}")
 

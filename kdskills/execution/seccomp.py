@@ -45,9 +45,8 @@ TERMINAL_INJECTION: Final = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C}
 
 
 class Only(NamedTuple):
-    """Refuse a call only for some values of one argument, seen as 32 bits.
-
-    `test` is `any_bit` (a bit of `values` is set), `in` (is one of them) or `not_in` (is none of them).
+    """Refuse a call only for some values of one argument, seen as 32 bits. `test` is `any_bit` (a bit of `values` is
+    set), `in` (is one of them) or `not_in` (is none of them).
     """
 
     arg: int
@@ -56,9 +55,8 @@ class Only(NamedTuple):
 
 
 class SyscallRule(NamedTuple):
-    """One refused call: its number on each architecture (None where it does not exist), the error, the condition.
-
-    With `only` and `also`, either condition refuses.
+    """One refused call: its number on each architecture (None where it does not exist), the error, the condition. With
+    `only` and `also`, either condition refuses.
     """
 
     name: str

@@ -28,12 +28,7 @@ _CHUNK = 1024 * 1024
 
 
 def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Path:
-    """Return a read-only copy of the skill's tree whose digest is `mount.tree`.
-
-    Args:
-        mount: The skill, where it lives, and the digest its tree must have.
-        cache: Folder from `kdskills.execution.dirs.cache_dir`.
-        passable: Whether programs reach the copy by its own path, under a uid of their own; see `private_dir`.
+    """Return a read-only copy of the skill's tree whose digest is `mount.tree`; for *passable* see `private_dir`.
 
     Raises:
         RootMissing: The skill's folder is not there.
@@ -69,10 +64,8 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
 
 
 def read_inputs(inputs: tuple[InputFile, ...], limits: Limits) -> list[tuple[str, bytes]]:
-    """Return (path, bytes) of every input; host files are read without following a link in any part.
-
-    Raises:
-        ExecRefused: `bad_request`: a file is missing, no regular file, reached through a link, or all are too large.
+    """Return (path, bytes) of every input; host files are read without following a link in any part. Raises
+    ExecRefused: `bad_request`: a file is missing, no regular file, reached through a link, or all are too large.
     """
     result: list[tuple[str, bytes]] = []
     room = limits.work_size
@@ -101,9 +94,8 @@ def _used_lately(copy: Path) -> bool:
 
 
 def _is_current(mount: SkillMount, copy: Path) -> bool:
-    """Whether *copy* can be used: the skill has not changed, by sizes and times or else by its digest.
-
-    False when the skill is unchanged but the copy is incomplete: a removal of it was interrupted.
+    """Whether *copy* can be used: the skill has not changed, by sizes and times or else by its digest. False when the
+    skill is unchanged but the copy is incomplete: a removal of it was interrupted.
     """
     skill_facts = _facts(mount.root)
     if skill_facts != _facts(copy):
@@ -179,9 +171,8 @@ class Collection:
             self.errors.append(ArtifactError(shown_path(path), code, message))
 
     def accept(self, path: str, data: bytes, mode: int) -> None:
-        """Add one regular file, within the remaining caps; *mode* is masked.
-
-        Every engine's files come through here, so their names are checked here: `bad_name` for one that is no clean path.
+        """Add one regular file, within the remaining caps; *mode* is masked. Every engine's files come through here, so
+        their names are checked here: `bad_name` for one that is no clean path.
         """
         problem = output_problem(path)
         if problem is not None:
@@ -199,9 +190,8 @@ class Collection:
 
 
 def collect(folder: int, globs: Sequence[OutputGlob], limits: Limits) -> Collection:
-    """Collect what *globs* name below the open folder *folder*.
-
-    Outputs that are links, special files, too large, too many, unreadable or missing become errors; nothing raises.
+    """Collect what *globs* name below the open folder *folder*. Outputs that are links, special files, too large, too
+    many, unreadable or missing become errors; nothing raises.
     """
     collection = Collection(globs, limits.output_files, limits.output_size)
     if globs:
@@ -227,9 +217,8 @@ def _walk(folder: int, prefix: tuple[str, ...], collection: Collection) -> None:
             for entry in entries:
                 collection.entries_left -= 1
                 if collection.entries_left < 0:
-                    collection.refuse(
-                        "/".join(prefix) or ".", "too_many", f"more than {MAX_ENTRIES} entries to look at"
-                    )
+                    words = f"more than {MAX_ENTRIES} entries to look at"
+                    collection.refuse("/".join(prefix) or ".", "too_many", words)
                     break
                 names.append(entry.name)
     except OSError as error:

@@ -29,9 +29,8 @@ LONGEST_WAIT_S = 86_400.0
 
 
 class TailBuffer:
-    """Keeps the last *limit* bytes, counts all of them; memory stays below twice the limit and a chunk.
-
-    All of them also go to *log*.
+    """Keeps the last *limit* bytes, counts all of them; memory stays below twice the limit and a chunk. All of them
+    also go to *log*.
     """
 
     def __init__(self, limit: int, log: LogWriter | None = None) -> None:
@@ -95,23 +94,14 @@ class Ending:
 
 @dataclass(slots=True)
 class Pump:
-    """One run's pipes and its clock, driven by a single thread of its own.
+    """One run's pipes and its clock, driven by a single thread of its own."""
 
-    Attributes:
-        pidfd: Readable once the launcher is gone.
-        outputs: (fd, buffer's feed) pairs to drain.
-        inputs: (fd, bytes) pairs to fill; each fd is closed when its bytes are through or the reader went away.
-        wall_s: Seconds until `terminate` is called.
-        terminate: Asks the whole tree to end.
-        kill: Ends the whole tree; must not block.
-    """
-
-    pidfd: int
+    pidfd: int  # readable once the launcher is gone
     outputs: list[tuple[int, Callable[[bytes], None]]]
-    inputs: list[tuple[int, bytes]]
-    wall_s: float
-    terminate: Callable[[], None]
-    kill: Callable[[], None]
+    inputs: list[tuple[int, bytes]]  # each fd is closed when its bytes are through or the reader went away
+    wall_s: float  # until `terminate` is called
+    terminate: Callable[[], None]  # asks the whole tree to end
+    kill: Callable[[], None]  # ends the whole tree; must not block
     _wake: tuple[int, int] = field(default_factory=os.pipe)
     _cancelled: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -124,9 +114,8 @@ class Pump:
                 os.write(self._wake[1], b"x")
 
     def drive(self, started: float) -> Ending:
-        """Move bytes until the program is gone or made to go; *started* is `time.monotonic()` of its start.
-
-        Every fd given is closed on return.
+        """Move bytes until the program is gone or made to go; *started* is `time.monotonic()` of its start. Every fd
+        given is closed on return.
         """
         selector = selectors.DefaultSelector()
         try:
@@ -228,19 +217,12 @@ _UNSUPPORTED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Bytes of a log.
+    """Bytes of a log."""
 
-    Attributes:
-        offset: Where the piece begins: what was asked for, or the first byte still kept.
-        data: The bytes.
-        total: Length of the log so far.
-        truncated: Whether bytes between the asked offset and this piece are gone.
-    """
-
-    offset: int
+    offset: int  # what was asked for, or the first byte still kept
     data: bytes
-    total: int
-    truncated: bool
+    total: int  # length of the log so far
+    truncated: bool  # whether bytes between the asked offset and this piece are gone
 
     @property
     def next_offset(self) -> int:
@@ -254,9 +236,8 @@ def first_kept(total: int, limit: int) -> int:
 
 
 def read_log(path: Path, offset: int, size: int, limit: int) -> LogPiece:
-    """Return up to *size* bytes of the log at *path* from *offset*; a negative offset counts from the end.
-
-    A log nobody has written to yet is empty.
+    """Return up to *size* bytes of the log at *path* from *offset*; a negative offset counts from the end. A log nobody
+    has written to yet is empty.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -324,36 +305,24 @@ _LONGEST: Final = 4
 
 
 class StreamText(NamedTuple):
-    """A piece of output as text.
+    """A piece of output as text."""
 
-    Attributes:
-        text: The characters; bytes that are no UTF-8 are U+FFFD.
-        skipped: Bytes left out at the front: the rest of a character that began before.
-        incomplete: Bytes left out at the end: the beginning of a character that is not there yet.
-    """
-
-    text: str
-    skipped: int = 0
-    incomplete: int = 0
+    text: str  # bytes that are no UTF-8 are U+FFFD
+    skipped: int = 0  # bytes left out at the front: the rest of a character that began before
+    incomplete: int = 0  # bytes left out at the end: the beginning of a character that is not there yet
 
 
 def text_of(data: bytes, *, cut_before: bool, more_after: bool) -> StreamText:
-    """Return *data* as text.
-
-    With bytes *cut_before* it may begin within a character; when *more_after* may follow, one at the end may be incomplete.
+    """Return *data* as text. With bytes *cut_before* it may begin within a character; when *more_after* may follow, one
+    at the end may be incomplete.
     """
-    skipped = _rest_of_character(data) if cut_before else 0
+    skipped = 0
+    while cut_before and skipped < min(_LONGEST, len(data)) and data[skipped] & 0xC0 == 0x80:
+        skipped += 1
+    skipped %= _LONGEST  # four or more in a row are no UTF-8 and stay
     incomplete = _begun_character(data[skipped:]) if more_after else 0
     complete = data[skipped : len(data) - incomplete]
     return StreamText(complete.decode("utf-8", "replace"), skipped, incomplete)
-
-
-def _rest_of_character(data: bytes) -> int:
-    """Return how many bytes at the front continue a character; four or more in a row are no UTF-8 and stay."""
-    count = 0
-    while count < min(_LONGEST, len(data)) and data[count] & 0xC0 == 0x80:
-        count += 1
-    return count if count < _LONGEST else 0
 
 
 def _begun_character(data: bytes) -> int:

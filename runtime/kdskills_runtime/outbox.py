@@ -37,9 +37,8 @@ def exactly(fd: int, size: int) -> bytes:
 def place_inputs(
     take: Callable[[int], bytes | memoryview], inputs: list[tuple[str, int]], executable: list[str]
 ) -> None:
-    """Write input files below /work from the announced bytes *take* gives; their paths were checked by the host.
-
-    Those in *executable* may be executed.
+    """Write input files below /work from the announced bytes *take* gives; their paths were checked by the host. Those
+    in *executable* may be executed.
     """
     programs = frozenset(executable)
     for path, size in inputs:

@@ -102,9 +102,8 @@ def become(
 
 
 def give_up(uid: int) -> None:
-    """Become *uid* for good, without groups and capabilities. Raises OSError when any of them remains.
-
-    From here on nothing can be imported: the interpreter's own files may be closed to *uid*.
+    """Become *uid* for good, without groups and capabilities. Raises OSError when any of them remains. From here on
+    nothing can be imported: the interpreter's own files may be closed to *uid*.
     """
     if uid < LEAST_UID:
         raise OSError(0, f"{uid} is no uid of a run")

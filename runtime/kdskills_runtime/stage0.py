@@ -36,9 +36,8 @@ def shorten(text: str, limit: int = MAX_TEXT) -> str:
 
 
 class Reporter:
-    """Owns the report descriptor in the process that was started, which no program started later inherits.
-
-    Forked children write nothing.
+    """Owns the report descriptor in the process that was started, which no program started later inherits. Forked
+    children write nothing.
     """
 
     def __init__(self, fd: int) -> None:
@@ -107,10 +106,8 @@ def run(argv: list[str]) -> int:
 
 
 def restore(descriptor: dict[str, Any], verify: Any, reporter: Reporter) -> bool:
-    """Stage 1: activate the skills *descriptor* describes and leave them active; False when refused and reported.
-
-    A root or skill that is missing or differs is `skills_mismatch`; any other fault of the descriptor keeps its own
-    code.
+    """Stage 1: activate the skills *descriptor* describes and leave them active; False when refused and reported. A
+    root or skill that is missing or differs is `skills_mismatch`; any other fault of the descriptor keeps its own code.
     """
     try:
         from kdskills.errors import KdskillsError, RootChanged, RootMissing

@@ -288,9 +288,8 @@ class SrtExecutor(TreeEngine):
         return self.rootfs().on_host()
 
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
-        """Return the canary's checks but two that neither reach the host nor are promised at this level.
-
-        Closed folders are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its own.
+        """Return the canary's checks but two that neither reach the host nor are promised at this level. Closed folders
+        are empty tmpfs inside, / among them, and the bounding set is that of a user namespace of its own.
         """
         without = {"capabilities", "root_read_only"}
         return tuple(check for check in judge(result.stdout.data) if check.name not in without)

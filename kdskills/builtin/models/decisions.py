@@ -40,12 +40,7 @@ turn bounds such as `maxLength` into grammars too large to use."""
 
 
 class JsonDecisions:
-    """Wraps a provider: tools go out as text, calls come back as JSON.
-
-    Args:
-        inner: The provider that answers in text.
-        constrained: Whether to send the decision's schema along.
-    """
+    """Wraps a provider: tools go out as text, calls come back as JSON; *constrained* sends the decision's schema along."""
 
     def __init__(self, inner: ModelProvider, *, constrained: bool = False) -> None:
         self.name = f"json-schema:{inner.name}" if constrained else f"json:{inner.name}"
@@ -84,9 +79,8 @@ class JsonDecisions:
 
 
 def decision_schema(tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
-    """Return the JSON Schema of a decision: a call of one of *tools*, or an answer.
-
-    It is wider than what the tools take; the solver checks every call all the same.
+    """Return the JSON Schema of a decision: a call of one of *tools*, or an answer. It is wider than what the tools
+    take; the solver checks every call all the same.
     """
     calls = [_object({"tool": {"const": tool.name}, "arguments": _shape(tool.input_schema)}) for tool in tools]
     return {"anyOf": [*calls, _object({"answer": {"type": "string"}})]}
@@ -179,8 +173,13 @@ def _as_text(request: ModelRequest) -> ModelRequest:
         listing = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         # Tools first: loading a skill changes what follows them only, so that servers keep what they have computed.
         instructions = f"Tools, as JSON Schema:\n{listing}\n\n{instructions}\n\n{_RULES}"
-    messages = tuple(_plain(message) for message in request.messages)
-    return replace(request, instructions=instructions, tools=(), messages=_join_users(messages))
+    messages: list[Message] = []
+    for message in map(_plain, request.messages):
+        if messages and message.role == messages[-1].role == "user":  # many chat templates refuse two in a row
+            messages[-1] = Message("user", f"{messages[-1].text}\n\n{message.text}")
+        else:
+            messages.append(message)
+    return replace(request, instructions=instructions, tools=(), messages=tuple(messages))
 
 
 def _plain(message: Message) -> Message:
@@ -191,17 +190,6 @@ def _plain(message: Message) -> Message:
         call_texts = [f'{{"tool": {json.dumps(call.tool)}, "arguments": {call.arguments}}}' for call in message.calls]
         return Message("assistant", "\n".join([*([message.text] if message.text else []), *call_texts]))
     return message
-
-
-def _join_users(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Join neighbouring user messages: many chat templates refuse two in a row."""
-    joined: list[Message] = []
-    for message in messages:
-        if joined and message.role == joined[-1].role == "user":
-            joined[-1] = Message("user", f"{joined[-1].text}\n\n{message.text}")
-        else:
-            joined.append(message)
-    return tuple(joined)
 
 
 @hookimpl

@@ -37,11 +37,7 @@ else:
 
 RETRYABLE = frozenset({408, 409, 429})
 _FULL = (
-    "context_length_exceeded",
-    "context length",
-    "maximum context",
-    "context window",
-    "prompt is too long",
+    *("context_length_exceeded", "context length", "maximum context", "context window", "prompt is too long"),
     "available context size",
 )
 OLLAMA_URL = "http://localhost:11434/v1"
@@ -50,11 +46,7 @@ OLLAMA_URL = "http://localhost:11434/v1"
 class PydanticAIModel:
     """A model behind pydantic-ai. Nothing is retried here: that is the solver's business.
 
-    Args:
-        model: pydantic-ai's model object.
-        name: `provider:model`, as shown in results.
-        context_window: Tokens the model takes, or None when unknown.
-        key: The API key, kept out of failures whatever the server repeats.
+    *name* is `provider:model`, *context_window* in tokens; the *key* is kept out of failures whatever the server repeats.
     """
 
     replayed = False
@@ -116,12 +108,8 @@ def _outgoing(request: ModelRequest) -> dict[str, Any]:
     values: dict[str, Any] = dict(request.settings)
     if request.timeout_s is not None:
         values["timeout"] = request.timeout_s
-    tools = [
-        ToolDefinition(
-            name=t.name, parameters_json_schema=dict(t.input_schema), description=t.description, strict=False
-        )
-        for t in request.tools
-    ]
+    rows = ((tool.name, dict(tool.input_schema), tool.description) for tool in request.tools)
+    tools = [ToolDefinition(name=n, parameters_json_schema=p, description=d, strict=False) for n, p, d in rows]
     parameters = ModelRequestParameters(function_tools=tools, allow_text_output=True)
     if request.answer_schema is not None:
         form = OutputObjectDefinition(dict(request.answer_schema), name="decision", strict=False)

@@ -34,13 +34,8 @@ DEFAULT_FILE = "recording.yaml"
 class RecordingModel:
     """Asks another provider and writes down what it answered.
 
-    The file is rewritten after every reply, so that a run which breaks off leaves what it had. Values of a call's
-    `env` are written as `***`, there and wherever they are repeated.
-
-    Args:
-        inner: The provider that answers.
-        path: The cassette; an existing one is replaced with the first reply.
-        redactor: Holds the secrets to mask; a solver adds those of its settings.
+    The cassette is rewritten after every reply, so that a run which breaks off leaves what it had. Values of a call's
+    `env` are written as `***`, there and wherever they are repeated; to the *redactor* a solver adds its settings' secrets.
     """
 
     replayed = False
@@ -76,11 +71,10 @@ class RecordingModel:
             self.redactor.arguments(call.arguments)
         when = describe(request, exact=True)
         when = when.model_copy(update={"user": self.redactor.text(when.user or "")})
+        calls = (RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls)
         reply = RecordedReply(
             text=self.redactor.text(answer.text),
-            calls=tuple(
-                RecordedCall(tool=c.tool, arguments=self._arguments(c.arguments), id=c.id) for c in answer.calls
-            ),
+            calls=tuple(calls),
             usage=RecordedUsage(input=answer.usage.input, output=answer.usage.output),
             model=answer.model or None,
             finish_reason=answer.finish_reason,

@@ -14,10 +14,7 @@ from kdskills.models.cassette import Cassette, CassetteEntry, check_fit, read_ca
 class ReplayModel:
     """Answers from a cassette, in order per role, and says loudly when a request is not the recorded one.
 
-    Args:
-        cassette: The recorded replies.
-        name: Shown in results, such as `replay:demo.yaml`.
-        redactor: Holds the secrets a recording has masked; a solver adds those of its settings.
+    *name* is shown in results; to the *redactor*, which holds the secrets a recording has masked, a solver adds its own.
     """
 
     context_window: int | None = None
@@ -33,10 +30,8 @@ class ReplayModel:
         self._closed = False
 
     async def reply(self, request: ModelRequest) -> ModelReply:
-        """Return the next reply of the request's role.
-
-        Raises:
-            ReplayError: `replay_diverged` or `replay_exhausted`; the reply is not used up then.
+        """Return the next reply of the request's role. Raises ReplayError: `replay_diverged` or `replay_exhausted`; the
+        reply is not used up then.
         """
         waiting = self._left.get(request.role)
         if not waiting:
@@ -56,10 +51,8 @@ class ReplayModel:
         yield answer
 
     async def aclose(self) -> None:
-        """Check that everything was used. Closing twice is harmless.
-
-        Raises:
-            ReplayError: `replay_unused`, naming the entries.
+        """Check that everything was used. Closing twice is harmless. Raises ReplayError: `replay_unused`, naming the
+        entries.
         """
         if self._closed:
             return
@@ -71,12 +64,7 @@ class ReplayModel:
 
 
 def open_replay(file_name: str) -> ReplayModel:
-    """Open `replay:FILE`.
-
-    Raises:
-        BadRequest: No file is named.
-        ReplayError: The file is missing or no cassette.
-    """
+    """Open `replay:FILE`. Raises BadRequest: no file is named; ReplayError: the file is missing or no cassette."""
     if not file_name:
         raise BadRequest("this bundle has no demo.yaml: name a recording with replay:FILE", model="replay")
     return ReplayModel(read_cassette(Path(file_name)), name=f"replay:{Path(file_name).name}")

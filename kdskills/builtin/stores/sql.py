@@ -60,11 +60,8 @@ def entries_of_text(text: str) -> tuple[LoadedSkill, ...]:
 class SqlStore:
     """Keeps sessions in the database at *url*; tables are made when they are not there.
 
-    A text no session refers to goes with the next purge, once it is older than what the purge forgets.
-
-    Args:
-        url: `sqlite:///path` or `postgresql://…`.
-        clock: Gives the time texts are kept at.
+    *url* is `sqlite:///path` or `postgresql://…`. A text no session refers to goes with the next purge, once it is older
+    than what the purge forgets.
 
     Raises:
         MissingExtra: SQLAlchemy or the database's driver is not installed.
@@ -119,9 +116,8 @@ class SqlStore:
 
         def change(link: sa.Connection) -> bool:
             is_session = table.c.session_id == session_id
-            link.execute(
-                table.update().where(is_session, table.c.touched_at < micros(at)).values(touched_at=micros(at))
-            )
+            older = table.c.touched_at < micros(at)
+            link.execute(table.update().where(is_session, older).values(touched_at=micros(at)))
             return link.execute(table.select().with_only_columns(table.c.version).where(is_session)).first() is not None
 
         return await self._database.write(change)

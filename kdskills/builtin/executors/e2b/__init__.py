@@ -58,9 +58,8 @@ def build_order(
     skills: Mapping[str, str],
     payload: bytes | None,
 ) -> bytes:
-    """Return the order file: a container's, and what else a machine without walls must be told.
-
-    *skills* are folders in the sandbox, by full id.
+    """Return the order file: a container's, and what else a machine without walls must be told. *skills* are folders in
+    the sandbox, by full id.
     """
     limits, argv = plan.request.limits, plan.argv
     if payload is not None:

@@ -52,15 +52,7 @@ class Trouble(Exception):
 
 
 class Cloud:
-    """Makes and finds sandboxes.
-
-    Args:
-        options: How to reach E2B.
-        key: The API key; kept out of every message.
-
-    Raises:
-        ExecRefused: The SDK is not installed.
-    """
+    """Makes and finds sandboxes; the *key* is kept out of every message. Raises ExecRefused without the SDK."""
 
     def __init__(self, options: E2bOptions, key: str) -> None:
         try:
@@ -167,9 +159,8 @@ class Machine:
     def follow(
         self, command: str, timeout_s: float, started: Callable[[int], None], stdout: Callable[[str], None]
     ) -> tuple[int, str]:
-        """Run a command as root to its end and return (exit code, stderr).
-
-        *started* is told its process id, *stdout* gets its output as it comes; the machine itself ends it at *timeout_s*.
+        """Run a command as root to its end and return (exit code, stderr). *started* is told its process id, *stdout*
+        gets its output as it comes; the machine itself ends it at *timeout_s*.
         """
         with self._inside():
             handle = self._sandbox.commands.run(command, background=True, user=ROOT_USER, cwd="/", timeout=timeout_s)
@@ -273,11 +264,8 @@ class PreparedSandbox:
 
 
 def prepare(machine: Machine, code: Archive) -> PreparedSandbox:
-    """Bring our code into a sandbox and ask what the sandbox can hold.
-
-    Raises:
-        Trouble: E2B or the sandbox failed.
-        ExecRefused: The sandbox's template cannot be used, and why.
+    """Bring our code into a sandbox and ask what the sandbox can hold. Raises Trouble: E2B or the sandbox failed;
+    ExecRefused: the sandbox's template cannot be used, and why.
     """
     machine.write(UNPACK, host_entry().with_name("remote_unpack.py").read_bytes())
     folder = f"{HOME}/code/{code.digest}"

@@ -16,10 +16,8 @@ from kdskills.skills import SkillRoot
 
 @hookimpl
 def kdskills_open_skill_root(uri: str, base: Path) -> SkillRoot | None:
-    """Open `mcp+https`, `mcp+http` (loopback) and `mcp+stdio` roots; the cache lies below *base*.
-
-    Raises:
-        BadRequest: The URI is of these schemes, but cannot be used.
+    """Open `mcp+https`, `mcp+http` (loopback) and `mcp+stdio` roots; the cache lies below *base*. Raises BadRequest:
+    the URI is of these schemes, but cannot be used.
     """
     if not uri.startswith(SCHEMES):
         return None

@@ -281,9 +281,8 @@ NEVER: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class FileSet:
-    """What an approval is bound to: the digest over every (uri, digest), and the digests of files by path.
-
-    Files are None where a set was noted without them.
+    """What an approval is bound to: the digest over every (uri, digest), and the digests of files by path. Files are
+    None where a set was noted without them.
     """
 
     digest: str
@@ -366,14 +365,8 @@ Rows = dict[str, ListedSkill | str]
 class McpListing:
     """Lists a server's skills; implements `kdskills.skills.roots.ApprovedListing`. Safe from any thread.
 
-    Args:
-        label: Name the operator gave the server.
-        server: Answers questions.
-        folder: Where fetched files and accepted sets are kept; no discovery looks there.
-        allow_dynamic: Whether skills without a list of files are taken.
-        check: Compares fetched bytes with the entry.
-        clock: Seconds.
-        in_background: Runs a function without making its caller wait; in a new thread when omitted.
+    *folder* keeps fetched files and accepted sets; no discovery looks there. *allow_dynamic* takes skills without a list
+    of files. *in_background* runs a function without making its caller wait; in a new thread when omitted.
     """
 
     def __init__(
@@ -420,7 +413,7 @@ class McpListing:
         """Ask the server, without the lock but for the first time, so that `scan` does not wait, and take its answer."""
         problem = None
         try:
-            entries = self._listed()
+            entries = dict(map(self._checked, self._server.entries()))
             with self._lock:
                 self._entries = entries
                 self._rebuild()
@@ -436,15 +429,9 @@ class McpListing:
             if self._scan.notes != (note,):
                 self._scan = replace(self._scan, notes=(note,))
 
-    def _listed(self) -> Rows:
-        return dict(map(self._checked, self._server.entries()))
-
     def add(self, uri: str) -> str:
-        """Add a skill that the server does not list, by its uri, and return its full id.
-
-        Raises:
-            ServerFailed: The server does not answer, or not with this skill.
-            NotFound: What it answered cannot be used.
+        """Add a skill that the server does not list, by its uri, and return its full id. Raises ServerFailed: the
+        server does not answer, or not with this skill; NotFound: what it answered cannot be used.
         """
         other, entry = self._checked(self._server.entry(uri))
         if isinstance(entry, str) or other != uri:
@@ -456,13 +443,10 @@ class McpListing:
             return f"mcp-{self.label}.{self._ids()[uri]}"
 
     def changes(self) -> tuple[SetChange, ...]:
-        """Ask the server now, and return what waits for approval, sorted by full id.
-
-        Raises:
-            ServerFailed: It does not answer.
-            MissingExtra: The mcp package is not installed.
+        """Ask the server now, and return what waits for approval, sorted by full id. Raises ServerFailed: it does not
+        answer; MissingExtra: the mcp package is not installed.
         """
-        entries = self._listed()
+        entries = dict(map(self._checked, self._server.entries()))
         with self._lock:
             self._looked, self._entries = self._clock(), entries
             self._rebuild()
@@ -475,11 +459,7 @@ class McpListing:
         return tuple(sorted(changes, key=lambda change: change.full_id))
 
     def accept(self, changes: Sequence[SetChange]) -> None:
-        """Accept these sets of files.
-
-        Raises:
-            Conflict: `mcp_set_changed`; one of them is not listed any more.
-        """
+        """Accept these sets of files. Raises Conflict: `mcp_set_changed`; one of them is not listed any more."""
         with self._lock:
             listed = self._sets()
             for change in changes:

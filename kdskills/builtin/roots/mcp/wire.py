@@ -54,11 +54,8 @@ class _PendingQuestion:
 class Connection:
     """One connection, opened by its first question. Safe from any thread.
 
-    Args:
-        connect: Opens it; what the stack holds is closed with it.
-        name: Of the thread.
-        settled: Whether an error is an answer of the server, after which the connection still works.
-        idle_s: Seconds without a question after which it is closed.
+    What the stack of *connect* holds is closed with it; an error that is *settled* is an answer of the server, after which
+    the connection still works. *idle_s* without a question close it.
     """
 
     def __init__(
@@ -75,9 +72,8 @@ class Connection:
         """Whether the server answered on it: what fails then may be the connection's fault alone."""
 
     def ask(self, question: Question[T], timeout_s: float) -> Future[T] | None:
-        """Take a question; None when this connection takes no more.
-
-        After *timeout_s* seconds the answer is a TimeoutError; connecting has as many of its own.
+        """Take a question; None when this connection takes no more. After *timeout_s* seconds the answer is a
+        TimeoutError; connecting has as many of its own.
         """
         pending = _PendingQuestion(question, timeout_s)
         with self._lock:
@@ -250,10 +246,7 @@ class ServerFailed(OperatorMustAct, code="mcp_server_failed"):
 class SdkServer:
     """A server reached by its address. Safe from any thread; every question may raise ServerFailed.
 
-    Args:
-        address: Where it is.
-        timeout_s: Seconds a question may take, and connecting as many.
-        idle_s: Seconds without a question after which the connection is closed.
+    A question may take *timeout_s*, and connecting as long; the connection is closed after *idle_s* without one.
     """
 
     def __init__(self, address: McpAddress, *, timeout_s: float = TIMEOUT_S, idle_s: float = IDLE_S) -> None:
