@@ -117,10 +117,8 @@ class RemoteRun(ExecutionRun):
 
     def unanswered(self, status: Literal["timeout", "cancelled"] | ExecError, duration: float) -> ExecResult:
         """Return the result of a run without an answer: what was seen of its output is all there is."""
-        trouble = status if isinstance(status, ExecError) else None
-        return self.result(
-            ProgramEnd("exited" if isinstance(status, ExecError) else status, None, None, duration, trouble)
-        )
+        reason, trouble = ("exited", status) if isinstance(status, ExecError) else (status, None)
+        return self.result(ProgramEnd(reason, None, None, duration, trouble))
 
     def _end(self) -> None:
         attempts = 0
@@ -207,8 +205,7 @@ class ContainerAnswer:
                     if len(self._buffer) > MAX_LINE:
                         self.broken = "a line of the answer is too long"
                     yield
-                event = self._event(json.loads(self._take(end + 1)))
-                yield from event
+                yield from self._event(json.loads(self._take(end + 1)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.broken = f"a line of the answer cannot be understood: {error!r}"
 
@@ -227,7 +224,16 @@ class ContainerAnswer:
         """Act on one line of the answer and the bytes it announces; raises when it is not of the protocol."""
         match line["kind"]:
             case "end":
-                self.end = _read_end(line, self.plan)
+                trouble = None
+                if "stage" in line:
+                    trouble = not_started(self.plan, str(line["stage"]), os.strerror(int(line["errno"])))
+                self.end = ProgramEnd(
+                    reason="timeout" if line["reason"] == "timeout" else "exited",
+                    code=int(line["code"]) if "code" in line else None,
+                    signal=int(line["signal"]) if "signal" in line else None,
+                    duration_s=float(line["duration"]),
+                    trouble=trouble,
+                )
             case "report" if 0 <= int(line["size"]) <= MAX_REPORT:
                 while len(self._buffer) < int(line["size"]):
                     yield
@@ -252,14 +258,3 @@ class ContainerAnswer:
         data = bytes(self._buffer[:size])
         del self._buffer[:size]
         return data
-
-
-def _read_end(line: dict[str, Any], plan: RunPlan) -> ProgramEnd:
-    trouble = not_started(plan, str(line["stage"]), os.strerror(int(line["errno"]))) if "stage" in line else None
-    return ProgramEnd(
-        reason="timeout" if line["reason"] == "timeout" else "exited",
-        code=int(line["code"]) if "code" in line else None,
-        signal=int(line["signal"]) if "signal" in line else None,
-        duration_s=float(line["duration"]),
-        trouble=trouble,
-    )

@@ -110,13 +110,16 @@ def handled(abi: int) -> Handled:
 
 def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) -> list[tuple[str, int]]:
     """Return (path, access) rules of one run, for the rights version *abi* knows, for folders and files that are there.
-    The prepared *tree* and staged *skills* are read and executed, the folder of generated code is read.
+    The prepared *tree* and staged *skills* are read and executed, the folder of generated code is read. Files of the host
+    that programs of *tree* need by absolute path, loader, libraries and shells, get one rule each; their folders stay closed.
     """
+    originals = (path for folder in library_folders(tree) for path in sorted((tree / folder).iterdir()))
+    libraries = (Path("/", path.relative_to(tree)) for path in originals if not path.is_dir())
     rules: dict[int, Sequence[Path | str]] = {
         LOOK: (tree, *skills),
         READ: (folder.control, *FACTS),
         WRITE: (folder.work, folder.tmp),
-        EXECUTE | READ_FILE: tuple(host_programs(tree)),
+        EXECUTE | READ_FILE: [path for path in (*libraries, *map(Path, SHEBANGS)) if path.is_file()],
         DEVICE: DEVICES,
     }
     mask = handled(abi).fs
@@ -128,23 +131,11 @@ def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) 
     ]
 
 
-def host_programs(tree: Path) -> Iterator[str]:
-    """Return files of the host that programs of *tree* need by absolute path: the loader, shared libraries, shells.
-    These are the originals of files in the tree, one rule each; their folders stay closed.
-    """
-    for folder in library_folders(tree):
-        for path in sorted((tree / folder).iterdir()):
-            if not path.is_dir() and Path("/", folder, path.name).is_file():
-                yield str(Path("/", folder, path.name))
-    yield from (path for path in SHEBANGS if Path(path).is_file())
-
-
 def library_folders(tree: Path) -> list[str]:
     """Return the folders of *tree* that hold shared libraries, relative to it."""
-    folders = {str(path.parent.relative_to(tree)) for top in ("usr/lib", "usr/lib64", "lib", "lib64")
-             if (tree / top).is_dir() and not (tree / top).is_symlink()
-             for path in (tree / top).rglob("*.so*")}  # fmt: skip
-    return sorted(folders)
+    tops = [tree / top for top in ("usr/lib", "usr/lib64", "lib", "lib64")]
+    libraries = (path for top in tops if top.is_dir() and not top.is_symlink() for path in top.rglob("*.so*"))
+    return sorted({str(path.parent.relative_to(tree)) for path in libraries})
 
 
 TERM_ALL, KILL_ALL = b"\x00", b"\xff"

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -188,10 +188,7 @@ def owner_labels(owner: Owner, request_id: str) -> dict[str, str]:
     pid = os.getpid()
     return {
         RUN_LABEL: request_id,
-        f"{_PREFIX}tenant": owner.tenant,
-        f"{_PREFIX}project": owner.project,
-        f"{_PREFIX}agent": owner.agent,
-        f"{_PREFIX}conversation": owner.conversation,
+        **{f"{_PREFIX}{name}": value for name, value in asdict(owner).items()},
         f"{_PREFIX}boot": boot_id(),
         f"{_PREFIX}pid": str(pid),
         f"{_PREFIX}started": process_start(pid) or "",

@@ -130,11 +130,9 @@ class ExecRequest:
         inputs: Files copied in before the run.
         outputs: Globs relative to the workdir, collected once the program is dead.
         workdir: Directory the program starts in, relative to `/work`, or absolute below `/skills`.
-        limits: Bounds of the run.
         network: `"none"`, or host names the engine must restrict traffic to.
         profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
         request_id: For logs and labels; made when empty.
-        owner: Whose run it is.
         logs: Where output also goes, for runs that are followed while they last.
         background: A task's or service's run, which has more time and may bring the many files of a session's folder.
     """

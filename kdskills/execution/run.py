@@ -192,7 +192,7 @@ class ExecutionRun(ABC):
         report: bytes | None = None,
         verdict: tuple[Status, ExecError | None] | None = None,
     ) -> ExecResult:
-        """Return the result of the run; *verdict* is from what the engine saw beyond the *end*, such as memory that ran out."""
+        """Return the result; *verdict* is from what the engine saw beyond the *end*, such as memory that ran out."""
         status, exit_code, number, error = status_of(end)
         status, error = (status, error) if verdict is None else verdict
         result = ExecResult(

@@ -246,7 +246,10 @@ def _visit(folder: int, name: str, path: tuple[str, ...], collection: Collection
             return
         if not matched:
             if stat.S_ISLNK(facts.st_mode):
-                _link_on_the_way(path, file_path, collection)
+                # Where a literal output names a folder, the link explains why that output is not there.
+                for glob in collection.globs:
+                    if glob.literal and glob.may_lie_below(path):
+                        collection.refuse(glob.pattern, "link", f"{shown_path(file_path)} is a link")
             return
         if not stat.S_ISREG(facts.st_mode):
             kind = "link" if stat.S_ISLNK(facts.st_mode) else "not_regular"
@@ -256,13 +259,6 @@ def _visit(folder: int, name: str, path: tuple[str, ...], collection: Collection
     except OSError as error:
         if matched:
             collection.refuse(file_path, "unreadable", error.strerror or "cannot be read")
-
-
-def _link_on_the_way(path: tuple[str, ...], link_path: str, collection: Collection) -> None:
-    """A link standing where a literal output names a folder explains why that output is not there."""
-    for glob in collection.globs:
-        if glob.literal and glob.may_lie_below(path):
-            collection.refuse(glob.pattern, "link", f"{shown_path(link_path)} is a link")
 
 
 def _take(folder: int, name: str, file_path: str, collection: Collection) -> None:

@@ -73,9 +73,7 @@ def main() -> int:
 
 class _Program:
     def __init__(self, order: dict[str, Any], stdin_fd: int, payload_fd: int | None) -> None:
-        self._order = order
-        self._stdin_fd = stdin_fd
-        self._payload_fd = payload_fd
+        self._order, self._stdin_fd, self._payload_fd = order, stdin_fd, payload_fd
         self._report = bytearray()
 
     def run(self) -> tuple[dict[str, Any], bytes | None]:

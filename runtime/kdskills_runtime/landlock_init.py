@@ -71,9 +71,7 @@ class _Watch:
     """One program, from its start until its last process is gone."""
 
     def __init__(self, order: dict[str, Any], status_fd: int, control_fd: int) -> None:
-        self._order = order
-        self._status = status_fd
-        self._control = control_fd
+        self._order, self._status, self._control = order, status_fd, control_fd
         self._guard: subprocess.Popen[bytes] | None = None
         self._look_again = time.monotonic() + GUARD_S
         self._over: str | None = None

@@ -80,12 +80,9 @@ def matches(pattern: list[str], path: list[str], *, below: bool = False) -> bool
 
 class _Outbox:
     def __init__(self, out: BinaryIO, globs: list[list[str]], max_files: int, max_bytes: int) -> None:
-        self._out = out
-        self._globs = globs
-        self._files = max_files
-        self._bytes = max_bytes
-        self._entries = MAX_ENTRIES
-        self._problems = MAX_PROBLEMS
+        self._out, self._globs = out, globs
+        self._files, self._bytes = max_files, max_bytes
+        self._entries, self._problems = MAX_ENTRIES, MAX_PROBLEMS
 
     def walk(self, folder: int, prefix: list[str]) -> None:
         """Look at everything in *folder* that matches or may hold matches."""

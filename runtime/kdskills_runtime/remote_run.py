@@ -213,10 +213,8 @@ class Tail:
     """Keeps the last bytes of a stream, counts all, and shows what was added since the last look."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.total = 0
-        self._data = bytearray()
-        self._fresh = bytearray()
+        self.limit, self.total = limit, 0
+        self._data, self._fresh = bytearray(), bytearray()
 
     def feed(self, data: bytes) -> None:
         """Append bytes."""
@@ -241,14 +239,12 @@ class RemoteRun:
     """A program behind its walls: its *order*, see `remote_init`, and the bytes that announces."""
 
     def __init__(self, order: dict[str, Any], bodies: memoryview, name: str) -> None:
-        self._order = order
-        self._bodies = bodies
+        self._order, self._bodies = order, bodies
         self._leaf = make_leaf(name, order["memory"], order["pids"])
         self._streams = (Tail(order["stdout"]), Tail(order["stderr"]))
         self._report = bytearray()
         self._reason = "exited"
-        self._live_sent = 0
-        self._live_next = 0.0
+        self._live_sent, self._live_next = 0, 0.0
         self._status = b""
 
     def serve(self, answer: Path, say: Callable[[dict[str, Any]], None]) -> None:

@@ -17,14 +17,8 @@ MAX_PAYLOAD = 64 * 1024 * 1024
 MAX_VALUE = 1024 * 1024
 MAX_TEXT = 32 * 1024
 
-LIMITS = {
-    "cpu": resource.RLIMIT_CPU,
-    "as": resource.RLIMIT_AS,
-    "nproc": resource.RLIMIT_NPROC,
-    "nofile": resource.RLIMIT_NOFILE,
-    "fsize": resource.RLIMIT_FSIZE,
-    "core": resource.RLIMIT_CORE,
-}
+_NAMES = ("cpu", "as", "nproc", "nofile", "fsize", "core")
+LIMITS: dict[str, int] = {name: getattr(resource, f"RLIMIT_{name.upper()}") for name in _NAMES}
 
 
 def shorten(text: str, limit: int = MAX_TEXT) -> str:
@@ -78,8 +72,7 @@ class Unusable(Exception):
 
     def __init__(self, stage: str, code: str, message: str) -> None:
         super().__init__(message)
-        self.stage = stage
-        self.code = code
+        self.stage, self.code = stage, code
 
 
 def run(argv: list[str]) -> int:

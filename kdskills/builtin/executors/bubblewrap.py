@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.owner import RunRecords, find_parent, reap
 from kdskills.execution.payload import build_payload, read_report
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
-from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Limits, Status
+from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Status
 from kdskills.execution.rootfs import build_rootfs
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, ProgramRun, judge
 from kdskills.execution.seccomp import RULES, host_filter
@@ -48,7 +48,14 @@ class BubblewrapRun(ProgramRun):
         skills = tuple(engine.stage(request, passable=self._setup.drop_to is not None).items())
         payload = None if request.code is None else build_payload(request)
         inputs = tuple(read_inputs(request.inputs, request.limits))
-        _fit(inputs, request.limits)
+        # The launcher, which has the program's limits, writes the inputs.
+        problem, largest = None, max((len(data) for _, data in inputs), default=0)
+        if inputs and len(inputs) + _SPARE_FDS > request.limits.nofile:
+            problem = f"{len(inputs)} inputs do not fit a limit of {request.limits.nofile} open files"
+        if largest > request.limits.fsize:
+            problem = f"an input has {largest} bytes, more than the file size limit of {request.limits.fsize}"
+        if problem:
+            raise ExecRefused(problem, code="bad_request", who="caller")
         self._job = SandboxJob(plan, payload, skills, inputs)
         # The canary needs what a run without a pool needs.
         self._pool = None if self.probing else engine.pool_on(self._setup)
@@ -244,18 +251,6 @@ class BubblewrapExecutor(ExecutionEngine):
         if "Unknown option" in words:
             return f"install bubblewrap 0.8 or newer: {words}"
         return super().cure_of(words)
-
-
-def _fit(inputs: Sequence[tuple[str, bytes]], limits: Limits) -> None:
-    """Raise ExecRefused for inputs that the launcher, which has the program's limits, could not write."""
-    problem = None
-    if inputs and len(inputs) + _SPARE_FDS > limits.nofile:
-        problem = f"{len(inputs)} inputs do not fit a limit of {limits.nofile} open files"
-    largest = max((len(data) for _, data in inputs), default=0)
-    if largest > limits.fsize:
-        problem = f"an input has {largest} bytes, more than the file size limit of {limits.fsize}"
-    if problem:
-        raise ExecRefused(problem, code="bad_request", who="caller")
 
 
 @hookimpl

@@ -285,10 +285,7 @@ class DockerExecutor(ExecutionEngine):
                 ended.append(f"container {container.name}")
             except docker.errors.DockerException as error:
                 # Another process that removes leftovers was quicker, or is removing it at this moment.
-                if not isinstance(error, docker.errors.APIError) or error.status_code not in {
-                    HTTPStatus.NOT_FOUND,
-                    HTTPStatus.CONFLICT,
-                }:
+                if getattr(error, "status_code", None) not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                     lost.append(f"container {container.name}: {error}")
         return ReapReport(tuple(ended), tuple(lost))
 

@@ -214,7 +214,12 @@ class SrtRun(TreeRun):
         if ending.reason != "exited" or result.status in {"infra_error", "limit", "oom"}:
             return result
         if not word.isdigit():
-            error = self._missing_exit_code(word, facts)
+            end = f"exit code {facts['code']}" if "code" in facts else f"signal {facts.get('signal')}"
+            message = f"srt ended with {end} before the program did: {self.last_words(2000)}"
+            error = {
+                MISSING: not_started(self.plan, "exec", "not found"),
+                NO_WORKDIR: not_started(self.plan, "workdir", "cannot be entered"),
+            }.get(word, ExecError("setup", "setup_failed", message))
             return replace(result, status="infra_error", exit_code=None, signal=None, error=error)
         return result if self.request.code is None else apply_report(result, self._answer("report", MAX_REPORT + 1))
 
@@ -230,22 +235,10 @@ class SrtRun(TreeRun):
             os.fsencode(host_path_of(plan.cwd, skills, folder.work)),
             self.request.limits,
             self._files,
-            launcher=[
-                os.fsencode(word) for word in (python, "-I", f"{rootfs.path}{rootfs.beside_entry('filtered.py')}")
-            ],
+            launcher=[*map(os.fsencode, (python, "-I", f"{rootfs.path}{rootfs.beside_entry('filtered.py')}"))],
             proxy=proxy,
             code=code,
         )
-
-    def _missing_exit_code(self, word: str, facts: Mapping[str, Any]) -> ExecError:
-        """Return why there is no exit code."""
-        if word == MISSING:
-            return not_started(self.plan, "exec", "not found")
-        if word == NO_WORKDIR:
-            return not_started(self.plan, "workdir", "cannot be entered")
-        end = f"exit code {facts['code']}" if "code" in facts else f"signal {facts.get('signal')}"
-        message = f"srt ended with {end} before the program did: {self.last_words(2000)}"
-        return ExecError("setup", "setup_failed", message)
 
     def _answer(self, name: str, limit: int) -> bytes:
         fd = self._answers.get(name)
@@ -323,9 +316,8 @@ def _domains(request: ExecRequest) -> tuple[str, ...]:
     domains = () if request.network == "none" else tuple(request.network)
     odd = [name for name in domains if not DOMAIN.fullmatch(name) or name.rpartition(".")[2].split(":")[0].isdigit()]
     if odd:
-        words = (
-            f"{', '.join(map(repr, odd))} cannot be in an allow-list: name hosts, such as example.org or *.example.org"
-        )
+        names = ", ".join(map(repr, odd))
+        words = f"{names} cannot be in an allow-list: name hosts, such as example.org or *.example.org"
         raise ExecRefused(words, code="bad_request", who="caller", engine=ENGINE)
     return domains
 

@@ -69,12 +69,9 @@ class PydanticAIModel:
         with self._failures(request):
             async with direct.model_request_stream(self._model, **_outgoing(request)) as pieces:
                 async for event in pieces:
-                    if (
-                        isinstance(event, parts.PartStartEvent)
-                        and isinstance(event.part, parts.TextPart)
-                        and event.part.content
-                    ):
-                        yield TextDelta(event.part.content)
+                    if isinstance(event, parts.PartStartEvent) and isinstance(event.part, parts.TextPart):
+                        if event.part.content:
+                            yield TextDelta(event.part.content)
                     elif isinstance(event, parts.PartDeltaEvent) and isinstance(event.delta, parts.TextPartDelta):
                         yield TextDelta(event.delta.content_delta)
                 answer = incoming(pieces.get(), self.name)
@@ -165,7 +162,9 @@ def as_failure(error: Exception, name: str, redactor: Redactor) -> ModelFailed:
     """Return the failure a provider's exception stands for; headers and bodies stay out of it but for a short text."""
     if not isinstance(error, exceptions.ModelAPIError):
         return ModelFailed(f"{name} gave no usable answer: {_short(redactor.text(str(error)))}", model=name)
-    if isinstance(error, exceptions.ModelContextWindowExceededError) or _is_full(error):
+    text = f"{error.provider_error_code} {_body_message(error.body)}".lower()
+    full = getattr(error, "status_code", 400) in {400, 413} and any(words in text for words in _FULL)
+    if full or isinstance(error, exceptions.ModelContextWindowExceededError):
         return ModelFailed(f"the request does not fit the window of {name}", code="context_full", model=name)
     retry_after = error.retry_after
     if isinstance(error, exceptions.ModelHTTPError):
@@ -176,11 +175,6 @@ def as_failure(error: Exception, name: str, redactor: Redactor) -> ModelFailed:
     retryable = isinstance(error, exceptions.ModelConnectionError | exceptions.ModelRequestTimeout)
     message = f"{name} could not be asked: {_short(redactor.text(error.message))}"
     return ModelFailed(message, retryable=retryable, retry_after=retry_after, model=name)
-
-
-def _is_full(error: exceptions.ModelAPIError) -> bool:
-    text = f"{error.provider_error_code} {_body_message(error.body)}".lower()
-    return getattr(error, "status_code", 400) in {400, 413} and any(words in text for words in _FULL)
 
 
 def _body_message(body: object) -> str:

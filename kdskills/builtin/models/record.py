@@ -41,11 +41,8 @@ class RecordingModel:
     replayed = False
 
     def __init__(self, inner: ModelProvider, path: Path, *, redactor: Redactor | None = None) -> None:
-        self.name = inner.name
-        self.context_window = inner.context_window
-        self.path = path
-        self._inner = inner
-        self.redactor = redactor or Redactor()
+        self._inner, self.path, self.redactor = inner, path, redactor or Redactor()
+        self.name, self.context_window = inner.name, inner.context_window
         self._entries: list[CassetteEntry] = []
         self._writing = asyncio.Lock()
 

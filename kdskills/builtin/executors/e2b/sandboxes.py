@@ -109,14 +109,11 @@ class Cloud:
             raise
         except Exception as error:  # noqa: BLE001 - the SDK raises plain Exception, too; each becomes Trouble
             words = self._redactor.text(f"{type(error).__name__}: {error}")[:500]
+            later = f"try again later ({words})"
             # The first that fits: a missing file is a kind of what is missing.
             kinds: tuple[tuple[type[Any], Code, str], ...] = (
                 (self.sdk.AuthenticationException, "unauthorized", f"E2B refused the API key ({words})"),
-                (
-                    self.sdk.RateLimitException,
-                    "rate_limited",
-                    f"E2B's rate limit is reached; try again later ({words})",
-                ),
+                (self.sdk.RateLimitException, "rate_limited", f"E2B's rate limit is reached; {later}"),
                 (self.sdk.FileNotFoundException, "file_missing", words),
                 (self.sdk.NotFoundException, "gone", words),
                 (Exception, "unreachable", words),
