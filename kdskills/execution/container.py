@@ -205,7 +205,8 @@ class ContainerAnswer:
                     if len(self._buffer) > MAX_LINE:
                         self.broken = "a line of the answer is too long"
                     yield
-                yield from self._event(json.loads(self._take(end + 1)))
+                event = self._event(json.loads(self._take(end + 1)))
+                yield from event
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.broken = f"a line of the answer cannot be understood: {error!r}"
 
