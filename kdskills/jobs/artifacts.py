@@ -127,15 +127,10 @@ FORMS: Final = "a folder, s3://bucket/prefix, az://container/prefix or gs://buck
 
 
 def open_blobs(url: str) -> Blobs:
-    """Open the storage at *url*; nothing is asked of it yet.
+    """Open the storage at *url*; nothing is asked of it yet, credentials come from where each cloud's own tools take them.
 
-    Args:
-        url: An absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
-            Credentials come from where each cloud's own tools take them.
-
-    Raises:
-        ArtifactStoreUnavailable: The URL is not understood, or the storage cannot be set up.
-        MissingExtra: What speaks to the storage is not installed.
+    It is an absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
+    Raises ArtifactStoreUnavailable when it is not understood or cannot be set up, and MissingExtra.
     """
     parts = urlsplit(url)
     if url.startswith("/") or parts.scheme == "file":
@@ -151,8 +146,16 @@ def open_blobs(url: str) -> Blobs:
     bucket, prefix = parts.netloc, parts.path.strip("/")
     if not bucket or parts.query or parts.fragment or parts.username is not None:
         raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}; the setting names none of these")
-    if parts.scheme == "gs":
-        return _google_blobs(bucket, prefix)
+    if parts.scheme == "gs":  # an emulator is found by `STORAGE_EMULATOR_HOST`
+        try:
+            from google.auth.exceptions import GoogleAuthError
+            from google.cloud import storage  # type: ignore[import-untyped]
+        except ImportError:
+            raise MissingExtra("keeping artifacts in Google's storage", "gcs") from None
+        try:
+            return GoogleBlobs(storage.Client(), bucket, prefix)
+        except (GoogleAuthError, OSError) as error:
+            raise ArtifactStoreUnavailable(f"Google's storage cannot be used here: {type(error).__name__}") from error
     if parts.scheme not in {"s3", "az"}:
         raise ArtifactStoreUnavailable(f"artifacts are kept in {FORMS}, not {parts.scheme}://")
     with _obstore_errors():
@@ -253,20 +256,6 @@ def _obstore_errors() -> Iterator[None]:
         raise ArtifactStoreUnavailable(
             f"the storage of artifacts does not answer: {type(error).__name__}", driver=type(error).__name__
         ) from error
-
-
-def _google_blobs(bucket: str, prefix: str) -> GoogleBlobs:
-    """Return blobs in a bucket; credentials come from the machine, an emulator from `STORAGE_EMULATOR_HOST`."""
-    try:
-        from google.auth.exceptions import GoogleAuthError
-        from google.cloud import storage  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingExtra("keeping artifacts in Google's storage", "gcs") from None
-    try:
-        client = storage.Client()
-    except (GoogleAuthError, OSError) as error:
-        raise ArtifactStoreUnavailable(f"Google's storage cannot be used here: {type(error).__name__}") from error
-    return GoogleBlobs(client, bucket, prefix)
 
 
 class GoogleBlobs:

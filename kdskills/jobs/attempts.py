@@ -60,14 +60,9 @@ class OutputBounds(Value):
 class AttemptOrder(Value):
     """Everything an attempt needs; written once into its folder.
 
-    Attributes:
-        attempt: Number of the attempt, from 1.
-        session_dir: Folder that keeps the session's files between commands; None when nothing is kept.
-        inputs: The spec's inputs that are artifacts, found on this host; bytes given inline stay in the spec.
-        log_limit: Bytes of each stream kept on disk.
-        session_files: Most files a session keeps.
-        host_ports: Host ports a service would like for its exposed ports, as an earlier attempt had them.
-        lease_file: For work another host may take over: where this host's worker writes until when it is ours; None for ever.
+    `session_dir` keeps the session's files between commands, None keeps nothing. `inputs` are those of the spec that are
+    artifacts; `log_limit` is in bytes of each stream; `host_ports` are those an earlier attempt had, by exposed port.
+    In `lease_file` this host's worker writes until when work is ours that another host may take over; None is for ever.
     """
 
     task_id: str
@@ -97,13 +92,9 @@ class ProcessIdentity(Value):
 
 
 class AttemptFacts(Value):
-    """What a running attempt says of itself; times are seconds since the epoch.
+    """What a running attempt says of itself; times are seconds since the epoch, batch work is ready when it is started.
 
-    Attributes:
-        started_at: When the program was started.
-        ready_at: When a service was found ready; for batch work the same as `started_at`.
-        forwarder: The process that carries connections to its endpoints.
-        runner: The process that runs the engine.
+    `forwarder` is the process that carries connections to its endpoints, `runner` the one that runs the engine.
     """
 
     started_at: float
@@ -125,11 +116,9 @@ class OutFile(Value):
 
 
 class Verdict(Value):
-    """How an attempt ended; final once written.
+    """How an attempt ended; final once written. It is `lost` when it died without telling.
 
-    Attributes:
-        status: The engine's status, or `startup_timeout`, or `lost` when it died without telling.
-        error_code: One word for machines when it did not end by itself with code 0 or another.
+    `error_code` is one word for machines when it did not end by itself with code 0 or another.
     """
 
     status: VerdictStatus
@@ -178,9 +167,7 @@ class WarmStarter:
         order = {"start": str(folder)}
 
         def ask_twice() -> dict[str, object] | None:
-            with (
-                self._lock
-            ):  # a launcher that died is followed by a second, which finds the order begun if the first did
+            with self._lock:  # if a launcher died, the second one finds the order begun if the first did
                 return self._ask(order) or self._ask(order)
 
         answer = await asyncio.to_thread(ask_twice)

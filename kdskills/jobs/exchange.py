@@ -196,13 +196,8 @@ async def supervise(
     """Bring a service to readiness and keep its ports reachable while its program runs, until cancelled.
 
     It listens on the *preferred_ports* of the host when they are free, by the service's port, and hands the facts it adds
-    to those of the attempt to *tell*.
-
-    Raises:
-        BadRequest: Its spec cannot be met.
-        StartupTimeout: It was not ready in time.
-        ExecRefused: Its engine's programs cannot be reached.
-        ExecFailed: What it needs beside it broke while it started.
+    to those of the attempt to *tell*. Raises BadRequest for a spec that cannot be met, StartupTimeout, ExecRefused when
+    its engine's programs cannot be reached, and ExecFailed when what it needs beside it broke while it started.
     """
     check_service(service)
     start = partial(Companion.start, service, logs)
@@ -233,9 +228,7 @@ async def supervise(
             await companion.process.wait()
             while companion.process.returncode is not None:  # until one has the same host ports again
                 await asyncio.sleep(AGAIN_S)
-                with contextlib.suppress(
-                    ExecFailed
-                ):  # its words are in the shim's log; the endpoints are down meanwhile
+                with contextlib.suppress(ExecFailed):  # its words are in the shim's log; endpoints are down meanwhile
                     companion = await start(network=network, preferred_ports=ports, exact=True)
             note()
         await asyncio.Event().wait()

@@ -95,15 +95,10 @@ InputSpec = Annotated[Inline | FromArtifact, Field(union_mode="left_to_right")]
 
 
 class Command(Value):
-    """A program and everything decided about how it runs.
+    """A program by execve and how it runs; a command given as text is `("/bin/sh", "-c", text)`.
 
-    Attributes:
-        argv: Program and arguments by execve; a command given as text is `("/bin/sh", "-c", text)`.
-        cwd: Where it starts: relative to the session's folder, or absolute below `/skills`.
-        env: Variables, byte-exact; nothing expands them.
-        inputs: Files placed into the session's folder first.
-        outputs: Globs relative to the session's folder, kept as artifacts.
-        timeout_s: Seconds it may run; None for services only.
+    `cwd` is relative to the session's folder, or absolute below `/skills`; `inputs` are placed into that folder first, and
+    `outputs` are globs relative to it, kept as artifacts. Nothing expands `env`. No `timeout_s` is for services only.
     """
 
     argv: tuple[str, ...]
@@ -115,17 +110,11 @@ class Command(Value):
 
 
 class Placement(Value):
-    """Where and with which skills it runs; pinned when it is submitted.
+    """Where and with which skills it runs; pinned when it is submitted, its engine chosen and probed.
 
-    Attributes:
-        engine: Name of the execution engine, already chosen and probed.
-        version_hash: Its version, by the id that archives and activation know; of a skill that was not uploaded, the digest of
-            its files.
-        tree_digest: The digest of its files.
-        uploaded: Versions of the uploaded skills among *skills*, by name.
-        skills: The skill and what it imports, read-only and hash-addressed.
-        limits: Bounds of every run.
-        unsafe_local: The caller's half of the double opt-in of the bare engine.
+    `version_hash` is the id that archives and activation know; of a skill that was not uploaded, the digest of its files.
+    `skills` are the skill and what it imports, read-only and hash-addressed, `uploaded` the versions of the uploaded ones
+    among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
     """
 
     engine: str
@@ -150,10 +139,9 @@ class ServiceSpec(Value):
 class TaskSpec(Value):
     """One task: a command in a sandbox.
 
-    Attributes:
-        session_id: Commands of one session never overlap and share a folder; None makes a session of its own.
-        on_busy: Whether a second command of a busy session waits or is refused with `conflict`.
-        retry_on_lost: Whether an attempt that died without a verdict is run again.
+    Commands of one session never overlap and share a folder; without `session_id` it has a session of its own. `on_busy`
+    says whether it waits for a busy session or is refused with `conflict`, `retry_on_lost` whether an attempt that died
+    without a verdict is run again.
     """
 
     scope: Scope
@@ -167,12 +155,9 @@ class TaskSpec(Value):
 
 
 class StepSpec(Value):
-    """One step of a job: a command that runs as a child task.
+    """One step of a job: a command that runs as a child task, tried again `retry` times when it fails.
 
-    Attributes:
-        needs: Steps that must have succeeded; the previous step when no step of the job names any.
-        retry: How often a failed step is tried again.
-        continue_on_error: Whether the job goes on as if the step had succeeded.
+    It needs the previous step when no step of the job names any; with `continue_on_error`, failing is as succeeding.
     """
 
     name: str
@@ -253,10 +238,8 @@ ENDPOINTS: Final = TypeAdapter(tuple[Endpoint, ...])
 class WorkHead:
     """A task or job as its row tells it; a terminal head never changes.
 
-    Attributes:
-        home: Host it is pinned to; None for work any host of the pool may take.
-        executor: The worker that holds it, or held it last.
-        started_at: When its first program was started; attempts that follow change nothing.
+    `home` is the host it is pinned to, None for work any host of the pool may take; `executor` is the worker that holds it,
+    or held it last; `started_at` is when its first program was started, whatever attempts follow.
     """
 
     KIND: ClassVar[Kind]
@@ -290,14 +273,9 @@ class WorkHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskHead(WorkHead):
-    """One task.
+    """One task; `step` and `try_`, both from 0, are of tasks of jobs.
 
-    Attributes:
-        attempt: Number of the latest attempt; 0 before the first.
-        ready_at: When the program of the latest attempt was ready; None while it is not.
-        stdout_tail: Last bytes of the output; filled when the task is over.
-        stdout_total: How much was printed; None before the task is over.
-        step: Index of the job's step, for tasks of jobs, whose `try_` counts from 0.
+    `attempt` is 0 before the first and `ready_at` is of the latest; tails and totals of output are filled when it is over.
     """
 
     KIND = "task"
@@ -360,13 +338,7 @@ Head = TypeVar("Head", bound=WorkHead)
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What follows from the state of a job.
-
-    Attributes:
-        start: Steps to submit now, as (index, try).
-        cancel: Tasks to cancel.
-        status: The job's terminal state once everything of it is over; None while it goes on.
-    """
+    """What follows from the state of a job: steps to start, as (index, try), tasks to cancel, and how it ended, if it did."""
 
     start: tuple[tuple[int, int], ...] = ()
     cancel: tuple[str, ...] = ()
@@ -471,9 +443,8 @@ def decide(
 def _ended(spec: JobSpec, states: Sequence[StepStatus]) -> JobPlan:
     for step, state in zip(spec.steps, states, strict=True):
         if state in ("failed", "canceled") and not step.continue_on_error:
-            return JobPlan(
-                status="failed", error_code="step_failed", error_message=f"step {step.name!r} did not succeed"
-            )
+            message = f"step {step.name!r} did not succeed"
+            return JobPlan(status="failed", error_code="step_failed", error_message=message)
     return JobPlan(status="succeeded")
 
 

@@ -67,11 +67,9 @@ class ClaimedWork:
 
 @dataclass(eq=False)
 class WorkQueue:
-    """The queue of one database as one host sees it.
+    """The queue of one database as one host sees it; where it is *pooled*, work that is not pinned may run here.
 
-    Attributes:
-        pooled: Whether work that is not pinned may run here.
-        global_concurrency: Commands that run at one time in the whole pool; None for as many as there is room for.
+    *global_concurrency* bounds the commands that run at one time in the whole pool.
     """
 
     records: WorkRecords
@@ -107,14 +105,11 @@ class WorkQueue:
         alive = sa.exists().where(workers.c.state == "live")
         if not self.pooled:
             alive = alive.where(workers.c.host == self.host)
-        tables = [self.records.table(kind) for kind in ("task", "job")]
-        waits = [sa.exists().where(in_states(table, ("queued",)), self._pinned_here(table)) for table in tables]
+        waits = []
+        for table in (self.records.table("task"), self.records.table("job")):
+            homes = (table.c.home == self.host, table.c.home.is_(None))
+            waits.append(sa.exists().where(in_states(table, ("queued",)), sa.or_(*homes[: 1 + self.pooled])))
         return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
-
-    def _pinned_here(self, table: sa.Table) -> sa.ColumnElement[bool]:
-        """Return whether a row is pinned to this host, or to none of a pool this host is in."""
-        here: sa.ColumnElement[bool] = table.c.home == self.host
-        return here | table.c.home.is_(None) if self.pooled else here
 
     def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
         """Whether a claim would find something: one question, without the lock."""
@@ -191,8 +186,11 @@ class WorkQueue:
         parts = [self._orphans("task"), self._orphans("job")]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
-            mode = self.records.table("task").c.mode
-            parts += [part.where(mode.in_(modes)) for part in (self._waiting("task"), self._waiting_steps())]
+            tasks, jobs_ = self.records.table("task"), self.records.table("job")
+            # steps run where their session's files are: on the host of their job
+            ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
+            steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
+            parts += [part.where(tasks.c.mode.in_(modes)) for part in (self._waiting("task"), steps)]
         if jobs:
             parts.append(self._waiting("job"))
         most = sa.bindparam("most", type_=sa.Integer)
@@ -247,12 +245,6 @@ class WorkQueue:
         if front_kind == "task":
             blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
-
-    def _waiting_steps(self) -> sa.Select[Any]:
-        """Return the question for steps whose job is this host's: they run where the session's files are."""
-        tasks, jobs = self.records.table("task"), self.records.table("job")
-        ours = sa.exists().where(jobs.c.id == tasks.c.job_id, jobs.c.host == self.host)
-        return self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
 
     def _orphans(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
@@ -312,11 +304,8 @@ class Work:
     """What clients and workers share: blocking, opened once per process and place.
 
     *state_dir* is the folder of runs and session files of this host, made when it is not there. Without a *starter*, as
-    clients have none, attempts are only found.
-
-    Raises:
-        MissingExtra: The extra `jobs` is not installed.
-        DatabaseUnavailable: The database does not answer, or the folder cannot be made.
+    clients have none, attempts are only found. Raises MissingExtra, and DatabaseUnavailable also when the folder cannot
+    be made.
     """
 
     def __init__(

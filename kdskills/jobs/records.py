@@ -143,13 +143,9 @@ _OVER: Final = tuple(sorted(TERMINAL))
 
 @dataclass(frozen=True, slots=True)
 class ListQuery:
-    """Which rows a listing shows, the newest first.
+    """Which rows a listing shows, the newest first; all states when no `status` is named.
 
-    Attributes:
-        any_agent: Whether work of the project's other agents is shown.
-        status: States to show; none given shows all.
-        before: Time and id of the last head of the page before.
-        steps: Whether tasks that are steps of jobs are shown.
+    `before` is time and id of the last head of the page before, `steps` tells whether tasks of jobs are shown.
     """
 
     scope: Scope
@@ -233,15 +229,12 @@ class WorkRecords:
 
     def _listing(self, kind: str, query_filter: ListQuery) -> sa.Select[Any]:
         table, scope = self.table(kind), query_filter.scope
-        query = table.select().where(table.c.tenant == scope.tenant, table.c.project == scope.project)
-        if not query_filter.any_agent:
-            query = query.where(table.c.agent == scope.agent)
-        if query_filter.session_id is not None:
-            query = query.where(table.c.session_id == query_filter.session_id)
+        wanted = {"session_id": query_filter.session_id, "job_id": query_filter.job_id}
+        wanted |= {"tenant": scope.tenant, "project": scope.project}
+        wanted["agent"] = None if query_filter.any_agent else scope.agent
+        query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
         if query_filter.status:
             query = query.where(table.c.status.in_(query_filter.status))
-        if query_filter.job_id is not None:
-            query = query.where(table.c.job_id == query_filter.job_id)
         if kind == "task" and not query_filter.steps:
             query = query.where(table.c.job_id.is_(None))
         if query_filter.before is not None:
@@ -252,9 +245,8 @@ class WorkRecords:
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
-        return min(
-            most, sum(link.execute(self._open_work, {**scope.model_dump(exclude={"alias"}), "most": most}).one())
-        )
+        parameters = scope.model_dump(exclude={"alias"}) | {"most": most}
+        return min(most, sum(link.execute(self._open_work, parameters).one()))
 
     def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
         """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
@@ -302,10 +294,8 @@ class WorkRecords:
         table, now, reason = self.table(kind), micros(utc_now()), reason.replace("\0", "\N{REPLACEMENT CHARACTER}")
         mine = table.c.id == item
         asking = table.update().where(mine).values(cancel_at=now, cancel_reason=reason)
-        ended = asking.where(table.c.status == "queued").values(
-            status="canceled", error_code="canceled", finished_at=now
-        )
-        if link.execute(ended).rowcount:
+        end = {"status": "canceled", "error_code": "canceled", "finished_at": now}
+        if link.execute(asking.where(table.c.status == "queued").values(end)).rowcount:
             return "canceled"
         if link.execute(asking.where(table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))).rowcount:
             return "asked"
@@ -374,11 +364,7 @@ _COLUMNS: Final = {
 
 
 def head_of(
-    kind: type[Head],
-    row: Mapping[Any, Any],
-    *,
-    spec: TaskSpec | JobSpec | None = None,
-    tasks: Sequence[TaskHead] = (),
+    kind: type[Head], row: Mapping[Any, Any], *, spec: TaskSpec | JobSpec | None = None, tasks: Sequence[TaskHead] = ()
 ) -> Head:
     """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column."""
     values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}

@@ -210,31 +210,27 @@ class TaskRun:
             return
         try:
             with about(job=head.job_id):
-                await self._see_through(head)
+                while True:
+                    try:
+                        attempt = await self._attempt(head)
+                    except KdskillsError as error:
+                        broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
+                        await self._finish(head, broken, None)
+                        return
+                    verdict = await self._follow(head, attempt)
+                    if verdict.status != "ok" or verdict.artifacts:  # a success is one, whatever was asked meanwhile
+                        head = await self._context.head(self._item) or head
+                        if head.terminal:
+                            return
+                    decision = follows(head, verdict)
+                    if decision == "no":
+                        await self._finish(head, verdict, attempt)
+                        return
+                    if not await self._next_attempt(head, attempt, verdict, restarted=decision == "restart"):
+                        return
+                    head = await self._context.head(self._item) or head
         finally:
             self._context.note_change(head.job_id)
-
-    async def _see_through(self, head: TaskHead) -> None:
-        """Run attempts until one decides."""
-        while True:
-            try:
-                attempt = await self._attempt(head)
-            except KdskillsError as error:
-                broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
-                await self._finish(head, broken, None)
-                return
-            verdict = await self._follow(head, attempt)
-            if verdict.status != "ok" or verdict.artifacts:  # a success is one, whatever was asked meanwhile
-                head = await self._context.head(self._item) or head
-                if head.terminal:
-                    return
-            decision = follows(head, verdict)
-            if decision == "no":
-                await self._finish(head, verdict, attempt)
-                return
-            if not await self._next_attempt(head, attempt, verdict, restarted=decision == "restart"):
-                return
-            head = await self._context.head(self._item) or head
 
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""

@@ -198,7 +198,10 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
     order = read_json(folder / ORDER) or {}
-    _keep_room(folder)
+    with contextlib.suppress(OSError):  # a disk without room for the verdict is found out when that is written
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
+            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
     started = time.time()
     cancel_requested, overdue = (folder / CANCEL).exists(), False
     status: int | None = None
@@ -210,7 +213,11 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     _end_tree()
     result = read_json(folder / RESULT)
     if result is None and not (cancel_requested and status is None):
-        _reap(reap)
+        # what the engine of a killed runner left: containers, remote runs, cgroups
+        pid, end = _child(reap), time.monotonic() + REAP_S
+        while _reaped(pid) is None and time.monotonic() < end:
+            signal.sigtimedwait({signal.SIGCHLD}, 1.0)
+        _end_tree()
     if result is None:
         result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
@@ -244,14 +251,6 @@ def _child(work: Callable[[], int]) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
-
-
-def _keep_room(folder: Path) -> None:
-    """Put disk space aside for the verdict; that a disk cannot do it is found out when the verdict is written."""
-    with contextlib.suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
-            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
 
 
 def _lease_over(path: Path) -> bool:
@@ -323,15 +322,6 @@ def _end_tree() -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-
-
-def _reap(reap: Callable[[], int]) -> None:
-    """End what the engine of a killed runner left: containers, remote runs, cgroups."""
-    pid = _child(reap)
-    end = time.monotonic() + REAP_S
-    while _reaped(pid) is None and time.monotonic() < end:
-        signal.sigtimedwait({signal.SIGCHLD}, 1.0)
-    _end_tree()
 
 
 def _without_result(

@@ -142,7 +142,12 @@ async def end_leftovers(work: Work) -> int:
     was killed between a terminal head and the end of the program.
     """
     ended = 0
-    for item in await asyncio.to_thread(_living, work):
+    top = work.state_dir / RUNS
+
+    def living() -> list[str]:
+        return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
+
+    for item in await asyncio.to_thread(living):
         head = await work.database.read(partial(work.records.head, kind=TaskHead, item=item))
         attempt = await asyncio.to_thread(work.attempts.latest, item)
         if attempt is None or (head is not None and not head.terminal and head.host == work.host):
@@ -151,11 +156,6 @@ async def end_leftovers(work: Work) -> int:
             LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
             ended += 1
     return ended
-
-
-def _living(work: Work) -> list[str]:
-    top = work.state_dir / RUNS
-    return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
 
 
 _AGAIN_S: Final = 2.0

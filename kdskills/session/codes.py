@@ -86,21 +86,17 @@ def not_found(requested: Iterable[str], visible: Iterable[str], refusals: tuple[
     pool = sorted(visible)
     similar: list[str] = []
     for name in names[:MAX_COMPARED]:
-        similar += [match for match in _similar_names(name, pool) if match not in similar]
+        trigrams = _trigrams(name)
+        # only the names that share most runs of three characters are compared in full
+        shared = sorted(((len(trigrams & _trigrams(candidate)), candidate) for candidate in pool), reverse=True)
+        alike = sorted(candidate for count, candidate in shared[:MAX_ALIKE] if count)
+        similar += [match for match in get_close_matches(name, alike, n=5, cutoff=0.5) if match not in similar]
         if len(similar) >= 5:
             break
     quoted_names = ", ".join(repr(name) for name in names)
     hint = f"; near names: {', '.join(similar[:5])}" if similar else ""
-    return refuse(
-        "skill_not_found", f"no such skill: {quoted_names}{hint}", refusal=refusals, names=names, near=similar[:5]
-    )
-
-
-def _similar_names(name: str, pool: Iterable[str]) -> list[str]:
-    """Return up to 5 near names; only those that share most runs of three characters are compared in full."""
-    trigrams = _trigrams(name)
-    alike = sorted(((len(trigrams & _trigrams(candidate)), candidate) for candidate in pool), reverse=True)[:MAX_ALIKE]
-    return get_close_matches(name, sorted(candidate for shared, candidate in alike if shared), n=5, cutoff=0.5)
+    message = f"no such skill: {quoted_names}{hint}"
+    return refuse("skill_not_found", message, refusal=refusals, names=names, near=similar[:5])
 
 
 def _trigrams(name: str) -> set[str]:

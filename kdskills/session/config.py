@@ -44,15 +44,10 @@ BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
 class RuntimeLimits:
     """Bounds of the runtime tools; sizes in bytes, times in seconds.
 
-    Attributes:
-        max_read_bytes: Largest file `skills.read` opens, in either encoding.
-        read_window_chars: Characters of one text window.
-        max_body_bytes: Largest `SKILL.md` that loads.
-        max_names: Names in one load or unload.
-        max_args: Arguments of one script, of 16 KiB each.
-        max_env: Variables of one call, 256 KiB in all.
-        script_timeout_s: Wall time of one script, the default and the most a call may ask for.
-        max_output_bytes: Bytes kept of each output stream, the last ones.
+    `max_read_bytes` is the largest file `skills.read` opens, `read_window_chars` one window of it as text,
+    `max_body_bytes` the largest SKILL.md that loads, `max_names` are those of one load or unload. A call has `max_args`
+    arguments of 16 KiB each and `max_env` variables, 256 KiB in all; `script_timeout_s` is the default wall time and
+    the most a call may ask for; of each output stream the last `max_output_bytes` are kept.
     """
 
     max_read_bytes: int = 16 * MIB
@@ -83,15 +78,9 @@ Clock = Callable[[], datetime]
 
 UNKNOWN_WINDOW: Final = 128_000
 
+_PROGRAMS: Final = {".py": "python3", ".sh": "bash", ".bash": "bash", ".js": "node", ".mjs": "node", ".cjs": "node"}
 INTERPRETERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        ".py": ("python3", "{path}"),
-        ".sh": ("bash", "{path}"),
-        ".bash": ("bash", "{path}"),
-        ".js": ("node", "{path}"),
-        ".mjs": ("node", "{path}"),
-        ".cjs": ("node", "{path}"),
-    }
+    {suffix: (program, "{path}") for suffix, program in _PROGRAMS.items()}
 )
 """How each script suffix is started; nothing else runs unless registered."""
 

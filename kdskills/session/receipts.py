@@ -46,10 +46,7 @@ class SkillReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ActiveSkill:
-    """A loaded skill with its text.
-
-    `full_id` and `hidden` are for the host; `receipt` is what a model may see.
-    """
+    """A loaded skill with its text; `full_id` and `hidden` are for the host, `receipt` is what a model may see."""
 
     receipt: SkillReceipt
     full_id: str
@@ -215,10 +212,7 @@ ToolReply = ToolSuccess | ToolFailure
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """The top-level text of a model call, part by part.
-
-    `base` is the bundle's own text, which stands between rules and catalog.
-    """
+    """The top-level text of a model call; `base` is the bundle's own text, which stands between rules and catalog."""
 
     rules: str
     available: str
@@ -255,11 +249,9 @@ _LOG = logging.getLogger("kdskills.session")
 class SessionEvent:
     """One thing that happened in a session; a turn adds its number, time and ids.
 
-    Attributes:
-        type: `skill.loaded`, `skill.unloaded`, `skill.stale`, `skill.pruned`, `skill.refused`, `catalog.truncated`,
-            `approval.requested`, `approval.decided`, `script.started`, `script.finished`, `diagnostic`.
-        session_id: The session it happened in.
-        data: JSON-able facts; hidden skills appear under their alias, values of `env` never.
+    `type` is `skill.loaded`, `skill.unloaded`, `skill.stale`, `skill.pruned`, `skill.refused`, `catalog.truncated`,
+    `approval.requested`, `approval.decided`, `script.started`, `script.finished` or `diagnostic`. `data` are JSON-able
+    facts; hidden skills appear under their alias, values of `env` never.
     """
 
     type: str

@@ -118,15 +118,12 @@ class SkillRuntime:
     """Keeps what each conversation has loaded and answers the four tools.
 
     Args:
-        subsystem: Live policy and files; exactly one of this, *view* and *catalog* is given.
-        view: One frozen view.
-        catalog: A list of skills that can change.
+        subsystem: Live policy and files; exactly one of this, a frozen *view* and a *catalog*, which can change, is given.
         consumer: Consumer of sessions that name none.
         max_active: Skills a session may have loaded; None: no cap.
         max_sessions: Sessions kept in memory.
         idle_ttl: How long an unused session lives, as a timedelta or seconds.
         run_scripts: Whether `skills.run_script` is offered; needs *executor*.
-        executor: Runs scripts.
         profile: Name of the executor profile that scripts run under; None: the executor's default.
         interpreters: Further suffixes, `{".rb": ["ruby", "{path}"]}`.
         limits: Bounds of the tools.
@@ -139,12 +136,9 @@ class SkillRuntime:
         script_env: Secrets for the scripts of a skill.
         deny: Asks the policy plugins before a load, read or run.
         events: Called with every `SessionEvent`.
-        clock: The time now.
         window: Tokens of the model's window, for budgets; None: unknown.
-        count: Counts tokens.
 
-    Raises:
-        BadRequest: `config_invalid`.
+    Raises BadRequest, `config_invalid`.
     """
 
     def __init__(
@@ -214,12 +208,7 @@ class SkillRuntime:
         max_active: int | None = None,
         initial: Sequence[str] = (),
     ) -> Session:
-        """Open a session; with *initial* skills loaded, or not at all.
-
-        Raises:
-            SessionError: `session_exists`.
-            ToolCallRefused: As `load`, for *initial*.
-        """
+        """Open a session; with *initial* skills loaded, or not at all. Raises `session_exists`, and as `load`."""
         if max_active is not None and max_active < 1:
             raise config_invalid("max_active must be at least 1")
         core, config = self._core, self.config
@@ -407,9 +396,7 @@ class SkillRuntime:
     async def remove_skill(self, name: str) -> None:
         """Remove a skill from the catalog and from every session; adding it again revives nothing.
 
-        Raises:
-            ToolCallRefused: `skill_not_found`.
-            BadRequest: `config_invalid` without `catalog=`.
+        Raises `skill_not_found`, and `config_invalid` without `catalog=`.
         """
         full_id = self._mutable().remove(name)
         self._core.tickets.skill_removed(full_id, not_found([name], ()))

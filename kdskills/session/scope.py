@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 class TurnSources:
     """The turn's pool of sources, grown by each skill that is loaded or read.
 
-    Args:
-        pool: Sources the turn begins with.
-        merged: Called with `(full id, MergeResult)` after the sources of a skill were merged.
-        key: Overrides what makes two rows one source.
-        found: Called once with each finding about a skill's rows and citations, so that none is dropped silently.
+    *merged* is called with `(full id, MergeResult)` after the sources of a skill were merged, *found* once with each
+    finding about a skill's rows and citations; *key* overrides what makes two rows one source.
     """
 
     def __init__(
@@ -97,17 +94,10 @@ class TurnSources:
 class TurnScope:
     """What calls made within one turn use; a session outside a turn has the empty scope.
 
-    Attributes:
-        view: The view frozen for the turn, or None for the live gate. Removal still acts at once.
-        workspace: The turn's files, or None.
-        sources: The turn's pool, or None: bodies are shown as written.
-        base: The bundle's own text, between rules and catalog.
-        tools: Dotted ids of the skill tools the model is offered, or None for all that are enabled.
-        style: Spelling of tool names in the rules, `safe` or `dotted`.
-        budget: Token shares of the model at hand, or None for the runtime's.
-        count: The provider's token counter, or None for the runtime's.
-        events: Listener of this turn, or None for the runtime's.
-        secrets: Called with the secret values of a script before it runs, so that they can be masked.
+    Under the turn's frozen `view` removal still acts at once; without `sources` bodies are shown as written. `base` is the
+    bundle's own text, between rules and catalog; `tools` are dotted ids of those the model is offered, None is all that
+    are enabled; `style` is `safe` or `dotted`. No `budget`, `count` or `events` means the runtime's. `secrets` is called
+    with the secret values of a script before it runs, so that they can be masked.
     """
 
     view: Gate | None = None

@@ -34,10 +34,8 @@ def anthropic_tools(specs: Iterable[ToolSpec]) -> list[dict[str, Any]]:
 async def dispatch(runtime: SkillRuntime, session_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one tool call in either form and return the result message or block in the same form.
 
-    It is an entry of `tool_calls` or a `tool_use` block; arguments may be an object or its JSON text in both.
-
-    Raises:
-        ToolCallRefused: `invalid_argument` when *call* has neither form.
+    It is an entry of `tool_calls` or a `tool_use` block; arguments may be an object or its JSON text in both. Raises
+    ToolCallRefused, `invalid_argument`, when *call* has neither form.
     """
     function = call.get("function")
     if isinstance(function, Mapping):

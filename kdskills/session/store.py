@@ -171,11 +171,7 @@ class SessionStore(Protocol):
         """Return the record, or None."""
 
     async def put(self, record: SessionRecord, *, expect: int | None) -> None:
-        """Store *record* if the stored version is *expect*; None: if there is none.
-
-        Raises:
-            StoreConflict: Another version is stored.
-        """
+        """Store *record* if the stored version is *expect*; None: if there is none. Raises StoreConflict."""
 
     async def touch(self, session_id: str, at: datetime) -> bool:
         """Set `touched_at` without a new version, never backwards; False for an unknown id."""

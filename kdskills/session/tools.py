@@ -115,10 +115,7 @@ I = TypeVar("I", bound=_Input)  # noqa: E741 - the one input model a call parses
 
 
 def parse(model: type[I], arguments: Mapping[str, Any] | str) -> I:
-    """Return *arguments*, a mapping or JSON text, as *model*.
-
-    Raises `invalid_argument` with one JSON pointer and problem per finding.
-    """
+    """Return *arguments*, a mapping or JSON text, as *model*; raises `invalid_argument` with a pointer to each finding."""
     try:
         return model.model_validate_json(arguments) if isinstance(arguments, str) else model.model_validate(arguments)
     except ValidationError as error:
@@ -146,12 +143,8 @@ def schema(tool_id: str, names: Sequence[str] = ()) -> dict[str, Any]:
             properties["names"] = {**properties["names"], "items": {"type": "string", "enum": list(names)}}
         if "skill" in properties:
             properties["skill"] = {**properties["skill"], "enum": list(names)}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(raw.get("required", ())),
-        "additionalProperties": False,
-    }
+    required = list(raw.get("required", ()))
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 @cache
@@ -275,10 +268,7 @@ _USES: Final = {
 
 
 def rules_text(tools: Sequence[str], *, style: str = "safe", offered: bool = True) -> str:
-    """Return the base rules, naming exactly *tools* in their spelling; `""` when there are none.
-
-    *offered* is False when bodies arrive as tool results.
-    """
+    """Return the base rules, naming exactly *tools*, `""` for none; *offered* is False when bodies are tool results."""
     tool_ids = [tool for tool in INPUTS if tool in tools]
     if not tool_ids:
         return ""

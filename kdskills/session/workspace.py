@@ -113,10 +113,8 @@ def media_type(path: str) -> str:
 class FolderWorkspace:
     """A turn folder on this host, for runs side by side: each call sees files whole and none that is being written.
 
-    Args:
-        root: The folder; it is made when absent.
-        mounts: Read-only folders seen below a top name, such as `{"data": <bundle>/data}`.
-        protected: Paths of input files, which runs and writes never change.
+    *root* is made when absent. *mounts* are read-only folders seen below a top name, such as `{"data": <bundle>/data}`,
+    and *protected* paths of input files, which runs and writes never change.
     """
 
     def __init__(
@@ -181,9 +179,8 @@ class FolderWorkspace:
     def write(self, path: str, data: bytes, mode: WriteMode = "create") -> ProducedFile:
         """Write a file of the turn, whole or not at all.
 
-        Raises:
-            ToolCallRefused: `path_denied` for inputs, mounts, links and forms never followed; `too_large` beyond 8 MiB
-                a file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
+        Raises ToolCallRefused: `path_denied` for inputs, mounts, links and forms never followed; `too_large` beyond 8 MiB a
+        file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
         """
         clean = clean_path(path)
         problem = output_problem(clean)
@@ -208,7 +205,14 @@ class FolderWorkspace:
             raise invalid(f"{clean!r} exists; use mode replace or append", ("/mode", "the file exists"))
         content = (old_content or b"") + data if mode == "append" else data
         try:
-            self._check_room(clean, len(content))
+            size, other_files = len(content), [entry for entry in self.files() if entry.path != clean]
+            for value, bound, unit in (
+                (size, MAX_FILE, "bytes in one file"),
+                (len(other_files) + 1, MAX_FILES, "files in a turn"),
+                (size + sum(entry.size for entry in other_files), MAX_TOTAL, "bytes in a turn"),
+            ):
+                if value > bound:
+                    raise refuse("too_large", f"{clean!r} would make {value} {unit}; {bound} are allowed", limit=bound)
             self._replace(clean, content)
         except FileRefused as error:
             raise _denied(error, path) from error
@@ -246,17 +250,6 @@ class FolderWorkspace:
             return digest == artifact.sha256.removeprefix("sha256:")
         except FileRefused:
             return False
-
-    def _check_room(self, clean: str, size: int) -> None:
-        other_files = [entry for entry in self.files() if entry.path != clean]
-        total = size + sum(entry.size for entry in other_files)
-        for value, bound, unit in (
-            (size, MAX_FILE, "bytes in one file"),
-            (len(other_files) + 1, MAX_FILES, "files in a turn"),
-            (total, MAX_TOTAL, "bytes in a turn"),
-        ):
-            if value > bound:
-                raise refuse("too_large", f"{clean!r} would make {value} {unit}; {bound} are allowed", limit=bound)
 
     def _replace(self, clean: str, data: bytes) -> None:
         *folders, name = clean.split("/")
