@@ -127,7 +127,7 @@ FORMS: Final = "a folder, s3://bucket/prefix, az://container/prefix or gs://buck
 
 
 def open_blobs(url: str) -> Blobs:
-    """Open the storage at *url*; nothing is asked of it yet, credentials come from where each cloud's own tools take them.
+    """Open the storage at *url*; nothing is asked of it yet, credentials come from where each cloud's tools take them.
 
     It is an absolute folder, `file:///folder`, `s3://bucket/prefix`, `az://container/prefix` or `gs://bucket/prefix`.
     Raises ArtifactStoreUnavailable when it is not understood or cannot be set up, and MissingExtra.

@@ -60,9 +60,9 @@ class OutputBounds(Value):
 class AttemptOrder(Value):
     """Everything an attempt needs; written once into its folder.
 
-    `session_dir` keeps the session's files between commands, None keeps nothing. `inputs` are those of the spec that are
-    artifacts; `log_limit` is in bytes of each stream; `host_ports` are those an earlier attempt had, by exposed port.
-    In `lease_file` this host's worker writes until when work is ours that another host may take over; None is for ever.
+    `session_dir` keeps the session's files between commands, None keeps nothing. `inputs` are those of the spec that
+    are artifacts; `log_limit` is in bytes of each stream; `host_ports` are those an earlier attempt had, by exposed
+    port. In `lease_file` this host's worker writes until when work is ours that another may take over; None is for ever.
     """
 
     task_id: str

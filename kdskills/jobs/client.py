@@ -175,9 +175,9 @@ class JobsClient:
     ) -> TaskHead | JobHead:
         """Write the head of a task or job and enqueue it, in one transaction.
 
-        The same idempotency *key* with the same *body_hash* is the same work. *hook* is called in the transaction when the
-        work is new; what it raises leaves nothing of it. Raises BadRequest for steps that do not make a graph, Conflict for
-        a key used with another body, or a busy session when the spec refuses to wait.
+        The same idempotency *key* with the same *body_hash* is the same work. *hook* is called in the transaction when
+        the work is new; what it raises leaves nothing of it. Raises BadRequest for steps that do not make a graph,
+        Conflict for a key used with another body, or a busy session when the spec refuses to wait.
         """
         kind: type[TaskHead] | type[JobHead] = TaskHead
         if isinstance(spec, JobSpec):

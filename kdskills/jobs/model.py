@@ -97,8 +97,8 @@ InputSpec = Annotated[Inline | FromArtifact, Field(union_mode="left_to_right")]
 class Command(Value):
     """A program by execve and how it runs; a command given as text is `("/bin/sh", "-c", text)`.
 
-    `cwd` is relative to the session's folder, or absolute below `/skills`; `inputs` are placed into that folder first, and
-    `outputs` are globs relative to it, kept as artifacts. Nothing expands `env`. No `timeout_s` is for services only.
+    `cwd` is relative to the session's folder, or absolute below `/skills`; `inputs` are placed into that folder first,
+    and `outputs` are globs relative to it, kept as artifacts. Nothing expands `env`. Only services have no `timeout_s`.
     """
 
     argv: tuple[str, ...]
@@ -112,9 +112,9 @@ class Command(Value):
 class Placement(Value):
     """Where and with which skills it runs; pinned when it is submitted, its engine chosen and probed.
 
-    `version_hash` is the id that archives and activation know; of a skill that was not uploaded, the digest of its files.
-    `skills` are the skill and what it imports, read-only and hash-addressed, `uploaded` the versions of the uploaded ones
-    among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
+    `version_hash` is the id that archives and activation know; of a skill that was not uploaded, the digest of its
+    files. `skills` are the skill and what it imports, read-only and hash-addressed, `uploaded` the versions of the
+    uploaded ones among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
     """
 
     engine: str
@@ -139,9 +139,9 @@ class ServiceSpec(Value):
 class TaskSpec(Value):
     """One task: a command in a sandbox.
 
-    Commands of one session never overlap and share a folder; without `session_id` it has a session of its own. `on_busy`
-    says whether it waits for a busy session or is refused with `conflict`, `retry_on_lost` whether an attempt that died
-    without a verdict is run again.
+    Commands of one session never overlap and share a folder; without `session_id` it has a session of its own.
+    `on_busy` says whether it waits for a busy session or is refused with `conflict`, `retry_on_lost` whether an attempt
+    that died without a verdict is run again.
     """
 
     scope: Scope
@@ -238,8 +238,8 @@ ENDPOINTS: Final = TypeAdapter(tuple[Endpoint, ...])
 class WorkHead:
     """A task or job as its row tells it; a terminal head never changes.
 
-    `home` is the host it is pinned to, None for work any host of the pool may take; `executor` is the worker that holds it,
-    or held it last; `started_at` is when its first program was started, whatever attempts follow.
+    `home` is the host it is pinned to, None for work any host of the pool may take; `executor` is the worker that holds
+    it, or held it last; `started_at` is when its first program was started, whatever attempts follow.
     """
 
     KIND: ClassVar[Kind]
@@ -275,7 +275,7 @@ class WorkHead:
 class TaskHead(WorkHead):
     """One task; `step` and `try_`, both from 0, are of tasks of jobs.
 
-    `attempt` is 0 before the first and `ready_at` is of the latest; tails and totals of output are filled when it is over.
+    `attempt` is 0 before the first, `ready_at` is of the latest; tails and totals of output are filled when it is over.
     """
 
     KIND = "task"
@@ -338,7 +338,7 @@ Head = TypeVar("Head", bound=WorkHead)
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What follows from the state of a job: steps to start, as (index, try), tasks to cancel, and how it ended, if it did."""
+    """What follows from the state of a job: steps to start, as (index, try), tasks to cancel, how it ended if it did."""
 
     start: tuple[tuple[int, int], ...] = ()
     cancel: tuple[str, ...] = ()

@@ -118,7 +118,7 @@ class SkillRuntime:
     """Keeps what each conversation has loaded and answers the four tools.
 
     Args:
-        subsystem: Live policy and files; exactly one of this, a frozen *view* and a *catalog*, which can change, is given.
+        subsystem: Live policy and files; exactly one of this, a frozen *view* and a *catalog* that can change is given.
         consumer: Consumer of sessions that name none.
         max_active: Skills a session may have loaded; None: no cap.
         max_sessions: Sessions kept in memory.

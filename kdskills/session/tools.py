@@ -115,7 +115,7 @@ I = TypeVar("I", bound=_Input)  # noqa: E741 - the one input model a call parses
 
 
 def parse(model: type[I], arguments: Mapping[str, Any] | str) -> I:
-    """Return *arguments*, a mapping or JSON text, as *model*; raises `invalid_argument` with a pointer to each finding."""
+    """Return *arguments*, a mapping or JSON text, as *model*; raises `invalid_argument`, a pointer to each finding."""
     try:
         return model.model_validate_json(arguments) if isinstance(arguments, str) else model.model_validate(arguments)
     except ValidationError as error:

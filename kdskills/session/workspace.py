@@ -179,8 +179,8 @@ class FolderWorkspace:
     def write(self, path: str, data: bytes, mode: WriteMode = "create") -> ProducedFile:
         """Write a file of the turn, whole or not at all.
 
-        Raises ToolCallRefused: `path_denied` for inputs, mounts, links and forms never followed; `too_large` beyond 8 MiB a
-        file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
+        Raises ToolCallRefused: `path_denied` for inputs, mounts, links and forms never followed; `too_large` beyond 8
+        MiB a file, 256 files or 64 MiB a turn; `invalid_argument` when `create` finds a file.
         """
         clean = clean_path(path)
         problem = output_problem(clean)
