@@ -122,7 +122,6 @@ CHECKED: Final = "kdskills-ready"
 PARTS: Final = 2
 """Parts of a large file on their way at once: each of them is held in memory."""
 
-
 FORMS: Final = "a folder, s3://bucket/prefix, az://container/prefix or gs://bucket/prefix"
 
 
@@ -365,7 +364,6 @@ def _google_errors() -> Iterator[None]:
 
 Blobs = ObjectBlobs | GoogleBlobs
 """Keeps files under keys, each whole or not at all; a key's bytes never change."""
-
 
 LINK: Final = timedelta(minutes=15)
 

@@ -160,10 +160,6 @@ class Companion:
         if not await self.process.stdout.readline():
             raise ExecFailed("what watched the service's readiness died", code="forwarder_failed")
 
-    async def close(self) -> None:
-        """End its process."""
-        await _end(self.process)
-
 
 def _pid(handle: Reachable) -> int | None:
     with contextlib.suppress(OSError):  # the engine may not know it any more; a run that is over is found out elsewhere
@@ -234,7 +230,7 @@ async def supervise(
         await asyncio.Event().wait()
     finally:
         if companion is not None:
-            await companion.close()
+            await _end(companion.process)
         if network is not None:
             os.close(network)
 
@@ -481,7 +477,14 @@ class SessionFolder:
             }
             remaining = {path: file for path, file in current.entries.items() if path not in removed}
             errors += _bound(changed, remaining, bounds)
-            stays = _compatible(remaining, changed)
+            folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
+            stays = {  # no other content of what changed, no file where a folder must be, or below what is a file now
+                path: file
+                for path, file in remaining.items()
+                if path not in changed
+                and path not in folders
+                and not any(str(parent) in changed for parent in PurePosixPath(path).parents)
+            }
             if changed or removed:
                 self._exchange(current.folder, stays, changed)
         return errors
@@ -536,18 +539,6 @@ def _mode(mode: int) -> int:
 
 def _entry(item: Artifact) -> SessionFile:
     return SessionFile(_mode(item.mode), item.size, item.sha256)
-
-
-def _compatible(files: Mapping[str, SessionFile], changed: Mapping[str, Artifact]) -> dict[str, SessionFile]:
-    """Return the *files* that can stand beside what *changed*: no other content, no file where a folder must be."""
-    folders = {str(parent) for path in changed for parent in PurePosixPath(path).parents}
-    return {
-        path: file
-        for path, file in files.items()
-        if path not in changed
-        and path not in folders
-        and not any(str(parent) in changed for parent in PurePosixPath(path).parents)
-    }
 
 
 def _bound(

@@ -111,10 +111,6 @@ class WorkQueue:
             waits.append(sa.exists().where(in_states(table, ("queued",)), sa.or_(*homes[: 1 + self.pooled])))
         return bool(link.execute(sa.select(sa.and_(sa.or_(*waits), ~alive))).scalar())
 
-    def anything(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> bool:
-        """Whether a claim would find something: one question, without the lock."""
-        return bool(self._candidates(link, executor, capacity, in_hand))
-
     def claim(self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]) -> ClaimedWork:
         """Take what *executor* has room for, and everything of this host that nobody alive has in hand.
 
@@ -130,7 +126,7 @@ class WorkQueue:
             running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
             free = max(0, self.global_concurrency - running)
             capacity = capacity._replace(batch=min(capacity.batch, free))
-        rows = self._candidates(link, executor, capacity, in_hand)
+        rows = self.candidates(link, executor, capacity, in_hand)
         room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
@@ -157,7 +153,11 @@ class WorkQueue:
         next_attempt = {"status": "starting", "attempt": self.records.table("task").c.attempt + 1, "ready_at": None}
         heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self.host})
         heads += self._change(link, adopted, {"executor": executor})
-        self._begin_jobs(link, fresh["job"], executor)
+        if fresh["job"]:  # also those that ran on a host that is gone
+            table = self.records.table("job")
+            began = sa.func.coalesce(table.c.started_at, micros(utc_now()))
+            values = {"status": "running", "executor": executor, "host": self.host, "started_at": began}
+            link.execute(table.update().where(table.c.id.in_(fresh["job"])).values(values))
         self._settle(link, sorted(sessions))
         return ClaimedWork(tuple(heads), tuple(fresh["job"]), len(rows) >= capacity.most)
 
@@ -170,10 +170,10 @@ class WorkQueue:
         mine = sa.select(workers.c.executor).where(workers.c.executor == executor, workers.c.state == "live")
         return link.execute(mine).first() is not None
 
-    def _candidates(
+    def candidates(
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
     ) -> Sequence[sa.Row[Any]]:
-        """Return what may be claimed now: orphans first, then what waited longest."""
+        """Return what may be claimed now, orphans first, then what waited longest: one question, without the lock."""
         room = tuple(places > 0 for places in capacity)
         question = self._questions.get(room)
         if question is None:
@@ -266,14 +266,6 @@ class WorkQueue:
         change = table.update().where(table.c.id.in_(items)).values(values).returning(*table.c)
         heads = {row["id"]: head_of(TaskHead, row) for row in link.execute(change).mappings()}
         return [heads[item] for item in items if item in heads]
-
-    def _begin_jobs(self, link: sa.Connection, items: Sequence[str], executor: str) -> None:
-        """Move jobs to `running` here, also those that ran on a host that is gone."""
-        if items:
-            table = self.records.table("job")
-            began = sa.func.coalesce(table.c.started_at, micros(utc_now()))
-            values = {"status": "running", "executor": executor, "host": self.host, "started_at": began}
-            link.execute(table.update().where(table.c.id.in_(items)).values(values))
 
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
         """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""

@@ -16,7 +16,6 @@ RETIRED: Final = frozenset({"steps_poll_s", "cancel_poll_s"})
 """Settings of earlier versions: they may still stand in a file, and decide nothing."""
 _LOG: Final = logging.getLogger("kdskills.jobs")
 
-
 NO_HOME: Final = Path("/nonexistent")
 """Home of accounts that have none, as systems write it: what must be kept there is refused when it is made."""
 

@@ -436,7 +436,7 @@ class Worker:
             for item in await database.read(self._canceled_items):
                 context.note_cancel(item)
         executor, capacity, in_hand = self.executor, context.capacity(), tuple(context.active)
-        if not await database.read(lambda link: queue.anything(link, executor, capacity, in_hand)):
+        if not await database.read(lambda link: queue.candidates(link, executor, capacity, in_hand)):
             return
         claim = await database.write(lambda link: queue.claim(link, executor, capacity, in_hand))
         for head in claim.tasks:

@@ -96,15 +96,11 @@ class SyncFacade:
         try:
             return loop.run(lambda: method(*args, **kwargs))
         finally:
-            if closing:
-                self._stop()
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._closings -= 1
-            if self._closings == 0 and self._loop is not None:  # the last of several closings at once
-                self._loop.stop(wait=False)
-                self._loop = None
+            with self._lock:
+                self._closings -= closing
+                if closing and self._closings == 0 and self._loop is not None:  # the last of several closings at once
+                    self._loop.stop(wait=False)
+                    self._loop = None
 
 
 def _closed(_why: str) -> SessionError:
@@ -261,13 +257,11 @@ class SkillRuntime:
         return heads
 
     async def __aenter__(self) -> Self:
-        """Return the runtime itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it, as `aclose`."""
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -289,18 +283,14 @@ class SkillRuntime:
     ) -> Session:
         """Bring a session back; what the gate refuses now is dropped (`restore_dropped`, `body_lost`).
 
-        Args:
-            snapshot: The result of `snapshot`, or its JSON.
-            consumer: Whose session it must be; the runtime's own consumer when omitted.
-            session_id: Id of the restored session; the snapshot's when omitted.
-            overwrite: Replace a session of that id.
-            by: What entries loaded by a person or by code may count for: say `code` (or `user`) only for snapshots
-                that nobody else could edit. With `model`, skills no model may load are dropped.
+        It must be of *consumer*, by default the runtime's own, and keeps its id unless *session_id* is given. *by* is what
+        entries loaded by a person or by code may count for: say `code` (or `user`) only for snapshots that nobody else
+        could edit; with `model`, skills no model may load are dropped.
 
         Raises:
             BadRequest: `snapshot_unsupported`; `snapshot_untrusted` for a snapshot of another consumer, or one whose
                 texts are known neither to the store nor to the skill's file.
-            SessionError: `session_exists`.
+            SessionError: `session_exists`; *overwrite* replaces it.
         """
         parsed = snapshot if isinstance(snapshot, SessionSnapshot) else SessionSnapshot.from_json(snapshot)
         asked = consumer or self.config.consumer

@@ -210,7 +210,6 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
 
 async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> None:
     mode = core.config.script_approval
-    origin = origin_of(prepared.target.skill.namespace)
     if mode == "deny":
         raise refuse("approval_denied", "scripts are not approved here", reason="script_approval is deny")
     foreign = any(origin_of(skill.namespace) is not None for skill in prepared.target.session.skills.values())
@@ -220,7 +219,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
         ApprovalRequest(
             session=call.session_id,
             skill=prepared.target.skill.full_id,
-            origin=origin,
+            origin=origin_of(prepared.target.skill.namespace),
             tree_digest=tree,
             path=prepared.clean,
             argv=(*prepared.command, *prepared.run.args),
@@ -230,8 +229,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
         call.scope.events or core.config.events,
         public_id(prepared.target.skill),
     )
-    tree_now = await asyncio.to_thread(fresh_tree, prepared.target.skill)
-    if tree_now != tree:
+    if await asyncio.to_thread(fresh_tree, prepared.target.skill) != tree:
         raise refuse("approval_denied", "the skill's files changed while the run was being approved", reason="changed")
 
 

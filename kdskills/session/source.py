@@ -23,7 +23,6 @@ from kdskills.turn.view import SkillView, build_view
 
 Locations = Literal["host", "logical", "none"]
 
-
 Gate = SkillView
 """What a session asks before each use of a skill: a view, live or frozen."""
 

@@ -216,7 +216,9 @@ class MemoryStore:
                 message = f"session {record.session_id} is at version {version}, not {expect}"
                 raise StoreConflict(message, expected=expect, found=version)
             self._records[record.session_id] = record
-            self._hold(record)
+            for digest in record.digests:
+                self._uses[digest] += 1
+                self._spare.pop(digest, None)
             if current is not None:
                 self._release(current)
 
@@ -266,11 +268,6 @@ class MemoryStore:
         """Return the SKILL.md text of *digest*, or None."""
         with self._lock:
             return self._bodies.get(digest)
-
-    def _hold(self, record: SessionRecord) -> None:
-        for digest in record.digests:
-            self._uses[digest] += 1
-            self._spare.pop(digest, None)
 
     def _release(self, record: SessionRecord) -> None:
         for digest in record.digests:

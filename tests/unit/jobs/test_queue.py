@@ -69,7 +69,7 @@ class Line:
     def claim(self, executor="me", capacity=ROOM, in_hand=(), **queue):
         """Claim, and return ids of tasks and jobs."""
         asked = self.queue(**queue)
-        anything = self.work.database.ask(lambda link: asked.anything(link, executor, capacity, in_hand))
+        anything = self.work.database.ask(lambda link: asked.candidates(link, executor, capacity, in_hand))
         claim = self.change(lambda link: asked.claim(link, executor, capacity, in_hand))
         assert anything or not (claim.tasks or claim.jobs)
         return [head.id for head in claim.tasks] + list(claim.jobs)
@@ -292,7 +292,7 @@ def test_a_claim_reads_what_is_not_over(database, tmp_path, make):
     asked = []
     sa.event.listen(work.database.engine, "before_cursor_execute", lambda *given: asked.append(given[2:4]))
     for pooled in (False, True):
-        line.work.database.ask(lambda link, p=pooled: line.queue(pooled=p).anything(link, "me", ROOM, ()))
+        line.work.database.ask(lambda link, p=pooled: line.queue(pooled=p).candidates(link, "me", ROOM, ()))
     line.work.database.ask(line.queue().stranded)
     line.work.database.ask(lambda link: work.queue.last_of_session(link, "key"))
     questions = [question for question in asked if "kd_tasks" in question[0]]
