@@ -1,8 +1,4 @@
-"""Attempts: one run of one task, watched by a shim that outlives everybody.
-
-`Attempts` starts and finds them, `Attempt` is what a folder says of one, `AttemptOrder` what it was told and `Verdict`
-how it ended. The shim is `shim.py`; the runner, which knows engines, is `kdskills.app.worker.runner`.
-"""
+"""Attempts: one run of one task, watched by a shim, `shim.py`, that outlives everybody; runners know the engines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The client of background work: writes heads and enqueues, reads, follows and cancels.
-
-It never runs anything. A cancel is passed on by the worker that has the work; where none is alive, the client ends the program.
-"""
+"""The client of background work: writes heads, reads, follows and cancels; it ends programs no living worker has."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
-"""Between an attempt and its engine: from the order to the engine's request, from its result to the verdict; a session's files.
+"""Between an attempt and its engine: order to request, result to verdict, services' companions, and a session's files.
 
-Between commands a session's files are whole versions, exchanged at once. A command gets copies and never the folder itself.
-When it is dead, what it changed becomes a new version: folders of their own, named by one small file that is replaced by
-rename. A crash before that leaves the old version. Two commands that overlapped all the same lose nothing of each other: only
-what a command itself changed is carried over.
-
-Beside a service the runner keeps a companion process, `companion.py`, which watches for readiness and carries connections
-into the sandbox's network. A restart is a new attempt.
+A command gets copies of a session's files. When it is dead, what it changed becomes a new version: a folder of its own,
+named by one small file that is replaced by rename, so a crash before that leaves the old version. Two commands that
+overlapped all the same lose nothing of each other: only what a command itself changed is carried over.
 """
 
 from __future__ import annotations

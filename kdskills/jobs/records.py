@@ -208,7 +208,21 @@ class WorkRecords:
 
     def heads(self, link: sa.Connection, kind: type[Head], query_filter: ListQuery) -> list[Head]:
         """Return tasks, or jobs and their steps, the newest first."""
-        return self._heads(link, kind, link.execute(self._listing(kind.KIND, query_filter)).mappings().all())
+        table, scope = self.table(kind.KIND), query_filter.scope
+        wanted = {"session_id": query_filter.session_id, "job_id": query_filter.job_id}
+        wanted |= {"tenant": scope.tenant, "project": scope.project}
+        wanted["agent"] = None if query_filter.any_agent else scope.agent
+        query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
+        if query_filter.status:
+            query = query.where(table.c.status.in_(query_filter.status))
+        if kind.KIND == "task" and not query_filter.steps:
+            query = query.where(table.c.job_id.is_(None))
+        if query_filter.before is not None:
+            moment, item = micros(query_filter.before[0]), query_filter.before[1]
+            earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
+            query = query.where(sa.or_(table.c.created_at < moment, earlier))
+        query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
+        return self._heads(link, kind, link.execute(query).mappings().all())
 
     def body_hash(self, link: sa.Connection, kind: str, item: str) -> str | None:
         """Return the hash of the request a task or job was made from."""
@@ -226,22 +240,6 @@ class WorkRecords:
             return [head_of(kind, row) for row in rows]
         tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
         return [head_of(kind, row, tasks=[task for task in tasks if task.job_id == row["id"]]) for row in rows]
-
-    def _listing(self, kind: str, query_filter: ListQuery) -> sa.Select[Any]:
-        table, scope = self.table(kind), query_filter.scope
-        wanted = {"session_id": query_filter.session_id, "job_id": query_filter.job_id}
-        wanted |= {"tenant": scope.tenant, "project": scope.project}
-        wanted["agent"] = None if query_filter.any_agent else scope.agent
-        query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
-        if query_filter.status:
-            query = query.where(table.c.status.in_(query_filter.status))
-        if kind == "task" and not query_filter.steps:
-            query = query.where(table.c.job_id.is_(None))
-        if query_filter.before is not None:
-            moment, item = micros(query_filter.before[0]), query_filter.before[1]
-            earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
-            query = query.where(sa.or_(table.c.created_at < moment, earlier))
-        return query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""

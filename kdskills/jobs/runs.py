@@ -1,8 +1,4 @@
-"""Runs of a worker: a task from its attempt to its terminal head, a job from its first step to its last, and what they share.
-
-They share the database with retries, the worker's name, its work in hand and the events of it. Lines of the log carry the
-ids of the task and job they are about.
-"""
+"""Runs of a worker: a task from its attempt to its terminal head, a job from its first step to its last."""
 
 from __future__ import annotations
 

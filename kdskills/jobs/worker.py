@@ -1,7 +1,4 @@
-"""The worker: the one process that takes work from the queue and sees it through.
-
-`Worker` holds a slot, beats, claims and recovers; a `TaskRun` sees one task through, a `JobRun` one job.
-"""
+"""The worker: the one process that holds a slot, beats, takes work from the queue and sees it through."""
 
 from __future__ import annotations
 

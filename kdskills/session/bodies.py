@@ -1,7 +1,4 @@
-"""Texts of skills: read from the current files, validated by stat, one read shared by many callers.
-
-A read nobody waits for any more is abandoned, and a load can be interrupted while it waits.
-"""
+"""Texts of skills: read from the current files, validated by stat, one read shared by all who wait for it."""
 
 from __future__ import annotations
 

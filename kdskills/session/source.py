@@ -1,7 +1,4 @@
-"""Where a runtime's skills come from: a live subsystem, a frozen view, or a mutable catalog.
-
-All three answer through one gate, `resolve`; there is no second rule set.
-"""
+"""Where a runtime's skills come from: a live subsystem, a frozen view or a mutable catalog, all behind one gate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a session holds, how it changes, and where it is kept.
-
-Changes are pure functions over frozen values; a store replaces a record only at the version the change began with.
-"""
+"""What a session holds, how it changes, and where it is kept: frozen values, replaced at the version a change began at."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a model is told and may call: the top-level text, the four tools with their schemas, and the answers to its calls.
-
-Calls come by name in both spellings; their arguments are checked, and what goes wrong is answered, not raised.
-"""
+"""What a model is told and may call: the top-level text, the four tools with their schemas, and answers to its calls."""
 
 from __future__ import annotations
 
