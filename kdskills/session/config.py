@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import SecretStr
 
@@ -25,19 +25,9 @@ MAX_ENV_VALUE: Final = 32 * KIB
 MAX_ENV_TOTAL: Final = 256 * KIB
 MAX_ARG: Final = 16 * KIB
 
-BOUNDS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {
-        "max_read_bytes": (1, 64 * MIB),
-        "read_window_chars": (1, 1_000_000),
-        "max_body_bytes": (1, 2 * MIB),
-        "max_names": (1, 64),
-        "max_args": (1, 256),
-        "max_env": (1, 256),
-        "script_timeout_s": (0.001, 600.0),
-        "max_output_bytes": (KIB, 4 * MIB),
-    }
-)
-"""Smallest and largest value of each limit."""
+
+def _limit(default: float, least: float, most: float) -> Any:
+    return field(default=default, metadata={"bounds": (least, most)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +40,14 @@ class RuntimeLimits:
     the most a call may ask for; of each output stream the last `max_output_bytes` are kept.
     """
 
-    max_read_bytes: int = 16 * MIB
-    read_window_chars: int = 100_000
-    max_body_bytes: int = 2 * MIB
-    max_names: int = 64
-    max_args: int = 256
-    max_env: int = 256
-    script_timeout_s: float = 60.0
-    max_output_bytes: int = 256 * KIB
+    max_read_bytes: int = _limit(16 * MIB, 1, 64 * MIB)
+    read_window_chars: int = _limit(100_000, 1, 1_000_000)
+    max_body_bytes: int = _limit(2 * MIB, 1, 2 * MIB)
+    max_names: int = _limit(64, 1, 64)
+    max_args: int = _limit(256, 1, 256)
+    max_env: int = _limit(256, 1, 256)
+    script_timeout_s: float = _limit(60.0, 0.001, 600.0)
+    max_output_bytes: int = _limit(256 * KIB, KIB, 4 * MIB)
 
     def check(self) -> RuntimeLimits:
         """Return self when every limit lies within its bounds; raises BadRequest `config_invalid` naming them."""
@@ -70,6 +60,11 @@ class RuntimeLimits:
                 raise BadRequest(message, code="config_invalid", limit=item.name, low=low, high=high)
         return self
 
+
+BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    item.name: item.metadata["bounds"] for item in fields(RuntimeLimits)
+}
+"""Smallest and largest value of each limit."""
 
 BodyIn = Literal["instructions", "result"]
 ScriptApproval = Literal["allow", "ask", "deny"]

@@ -122,7 +122,6 @@ class SkillRuntime:
         run_scripts: Whether `skills.run_script` is offered; needs *executor*.
         profile: Name of the executor profile that scripts run under; None: the executor's default.
         interpreters: Further suffixes, `{".rb": ["ruby", "{path}"]}`.
-        limits: Bounds of the tools.
         locations: How receipts and catalogs name places: `logical` (`skill://` URIs), `host` (paths of this host, which a
             model then reads) or `none`.
         body_in: Where bodies reach the model: in the `instructions`, or in the `result` of a load.
