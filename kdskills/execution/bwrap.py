@@ -78,9 +78,8 @@ class BwrapBox:
             self.kill()
             self._launcher.wait()
             fd, words = self.pipes.ours.get("stderr"), ""
-            if (
-                fd is not None and select.select([fd], [], [], 0.2)[0]
-            ):  # no program has run yet: the launcher's own words
+            # No program has run yet: these are the launcher's own words.
+            if fd is not None and select.select([fd], [], [], 0.2)[0]:
                 words = os.read(fd, 4096).decode("utf-8", "replace").strip()
             words = words or (str(error) if self._status else "bwrap reported nothing")
             raise SetupFailed(f"the sandbox did not start: {words}") from error
@@ -265,9 +264,8 @@ def run_arguments(
     for key, value in ({key.encode(): value.encode() for key, value in BASE_ENV.items()} | dict(env)).items():
         words += ["--setenv", key, value]
     words += ["--dir", _MARKER]
-    return b"".join(
-        (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape")) + b"\0" for word in words
-    )
+    encoded = (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape") for word in words)
+    return b"".join(word + b"\0" for word in encoded)
 
 
 def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
@@ -306,9 +304,8 @@ def _bring_up(
         command = command_line(setup, job.limits, plan.cwd, argv, fds, bounds)
         inherited = [fd for name, fd in fds.items() if name not in {"stdin", "stdout", "stderr"}]
         inherited += [fd for _, fd in inputs]
-        launch = partial(
-            start_program, command, pipes, cwd="/", env={"PATH": BASE_ENV["PATH"]}, fds=inherited, reset=True
-        )
+        env = {"PATH": BASE_ENV["PATH"]}
+        launch = partial(start_program, command, pipes, cwd="/", env=env, fds=inherited, reset=True)
         try:
             process = setup.spawner.submit(launch).result()
         except OSError as error:
@@ -494,11 +491,10 @@ class Pool:
             with self._lock:
                 if self._closed or sum(idle_worker.kind == kind for idle_worker in self._idle) >= self.size:
                     return
-                surplus = next((idle_worker for idle_worker in self._idle if idle_worker.kind != kind), None)
-                if surplus is not None and len(self._idle) >= self.size:
+                others = (idle_worker for idle_worker in self._idle if idle_worker.kind != kind)
+                surplus = next(others, None) if len(self._idle) >= self.size else None
+                if surplus is not None:
                     self._idle.remove(surplus)
-                else:
-                    surplus = None
             if surplus is not None:
                 surplus.stack.close()
             worker = self.make(kind)

@@ -134,8 +134,7 @@ class Demux:
 
     def __init__(self, stdout: Callable[[bytes], None], stderr: Callable[[bytes], None]) -> None:
         self._sinks = {1: stdout, 2: stderr}
-        self._head = b""
-        self._bytes_left = 0
+        self._head, self._bytes_left = b"", 0
         self._sink: Callable[[bytes], None] = stdout
 
     def feed(self, data: bytes) -> None:

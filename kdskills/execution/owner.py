@@ -112,9 +112,8 @@ class Cgroup:
     def leaves(self) -> list[Cgroup]:
         """Return every leaf there is, made by us or by others before."""
         folders = (folder for folder in self.folders if folder.is_dir())
-        names = {
-            entry.name for folder in folders for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)
-        }
+        entries = (entry for folder in folders for entry in os.scandir(folder))
+        names = {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
         return [Cgroup(self.memory / name, self.pids / name, self.version) for name in sorted(names)]
 
 

@@ -50,19 +50,15 @@ class Handle(Protocol):
 
     async def wait(self) -> ExecResult:
         """Wait for the end and collect the outputs."""
-        ...
 
     async def cancel(self) -> None:
         """End the whole tree: TERM, grace, KILL; `wait` then gives `cancelled`."""
-        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to the program."""
-        ...
 
     def tail(self, limit: int = 8192) -> tuple[bytes, bytes]:
         """Return the last *limit* bytes of stdout and stderr so far."""
-        ...
 
 
 @runtime_checkable
@@ -71,7 +67,6 @@ class Reachable(Protocol):
 
     def network_namespace(self) -> int | None:
         """Return the host pid of a process inside the run's network; None when the run is not there."""
-        ...
 
 
 @runtime_checkable
@@ -82,7 +77,6 @@ class Preparable(Protocol):
 
     def prepare(self) -> None:
         """Do that work now. Raises ExecRefused."""
-        ...
 
 
 @runtime_checkable
@@ -94,19 +88,15 @@ class Executor(Protocol):
 
     async def probe(self) -> ProbeReport:
         """Run the canary. Cached by the engine; never raises for a missing engine."""
-        ...
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end. The whole tree is gone when CancelledError is raised. Raises ExecRefused: nothing was run."""
-        ...
 
     async def start(self, request: ExecRequest) -> Handle:
         """Start and return at once. Raises as `run`."""
-        ...
 
     async def reap(self) -> ReapReport:
         """End what dead owners left: process trees, cgroups, containers, workdirs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,7 @@ class TailBuffer:
 
     def __init__(self, limit: int, log: LogWriter | None = None) -> None:
         self._limit, self._log = limit, log
-        self._data = bytearray()
-        self._total = 0
+        self._data, self._total = bytearray(), 0
         self._lock = threading.Lock()
 
     def feed(self, data: bytes) -> None:
@@ -72,8 +71,7 @@ class HeadBuffer:
     """Keeps the first *limit* bytes and drops the rest: for reports, which are read whole or not at all."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._data = bytearray()
+        self._limit, self._data = limit, bytearray()
 
     def feed(self, data: bytes) -> None:
         """Take bytes that came."""
@@ -256,10 +254,8 @@ class LogWriter:
     """Appends to one log. It holds no descriptor between writes, so nothing is left open by a run that breaks."""
 
     def __init__(self, path: Path, limit: int) -> None:
-        self._path = path
-        self._limit = limit
-        self._punched = 0
-        self._can_punch = True
+        self._path, self._limit = path, limit
+        self._punched, self._can_punch = 0, True
 
     def write(self, data: bytes) -> None:
         """Append *data*. Raises OSError when the disk takes no more."""

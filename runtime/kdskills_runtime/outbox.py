@@ -1,7 +1,7 @@
 """Files of a run: inputs are placed from announced bytes, outputs sent as JSON lines and bytes.
 
-The host checks every output again. The folder was filled by an untrusted program. It is walked by descriptors, no link is followed, nothing but regular
-files is opened, and caps hold while reading.
+The folder was filled by an untrusted program: it is walked by descriptors, no link is followed, nothing but regular
+files is opened, and caps hold while reading. The host checks every output again.
 """
 
 from __future__ import annotations

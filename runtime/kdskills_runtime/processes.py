@@ -116,9 +116,8 @@ def give_up(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     with open("/proc/self/status", "rb") as stream:  # noqa: PTH123 - pathlib costs 3 ms
-        capabilities = [
-            int(line.split()[1], 16) for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh"))
-        ]
+        masks = (line.split()[1] for line in stream if line.startswith((b"CapEff", b"CapPrm", b"CapInh")))
+        capabilities = [int(mask, 16) for mask in masks]
     if os.getresuid() != (uid, uid, uid) or len(capabilities) != 3 or any(capabilities):
         raise OSError(0, "privileges remain")
 

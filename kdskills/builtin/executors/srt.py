@@ -157,9 +157,8 @@ class SrtRun(TreeRun):
         # The payload has no descriptor of its own here: it is what the entry finds on standard input.
         self.inputs = {"stdin": request.stdin if request.code is None else self.code_payload(skills)}
         readable = [self._rootfs.path, *skills.values(), self._package / "vendor" / "seccomp", self._srt_home]
-        (self.folder.control / "settings.json").write_bytes(
-            settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
-        )
+        rules = settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
+        (self.folder.control / "settings.json").write_bytes(rules)
         files.script.write_bytes(self._script(skills, proxy=bool(domains)))
         files.filter.write_bytes(host_filter(SHARED_RULES, ENGINE))
         for path in self.folder.control.iterdir():

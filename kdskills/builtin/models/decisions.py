@@ -44,10 +44,8 @@ class JsonDecisions:
 
     def __init__(self, inner: ModelProvider, *, constrained: bool = False) -> None:
         self.name = f"json-schema:{inner.name}" if constrained else f"json:{inner.name}"
-        self.context_window = inner.context_window
-        self.replayed = inner.replayed
-        self._inner = inner
-        self._constrained = constrained
+        self.context_window, self.replayed = inner.context_window, inner.replayed
+        self._inner, self._constrained = inner, constrained
 
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request*; without tools the inner provider answers as it is."""

@@ -54,10 +54,8 @@ class PydanticAIModel:
     def __init__(
         self, model: Model[Any], *, name: str, context_window: int | None = None, key: str | None = None
     ) -> None:
-        self.name = name
+        self.name, self.context_window, self._model = name, context_window, model
         self._redactor = Redactor([key] if key else [])
-        self.context_window = context_window
-        self._model = model
 
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request* as a whole. Raises `ModelFailed`."""
@@ -146,13 +144,9 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 def incoming(response: parts.ModelResponse, name: str) -> ModelReply:
     """Return pydantic-ai's response as a reply; thinking and other parts are not part of it."""
     text = "".join(part.content for part in response.parts if isinstance(part, parts.TextPart))
-    calls = tuple(
-        ToolCall(
-            part.tool_call_id, part.tool_name, part.args if isinstance(part.args, str) else part.args_as_json_str()
-        )
-        for part in response.parts
-        if isinstance(part, parts.ToolCallPart)
-    )
+    called = [part for part in response.parts if isinstance(part, parts.ToolCallPart)]
+    raw = [part.args if isinstance(part.args, str) else part.args_as_json_str() for part in called]
+    calls = tuple(ToolCall(p.tool_call_id, p.tool_name, words) for p, words in zip(called, raw, strict=True))
     usage = Usage(response.usage.input_tokens, response.usage.output_tokens)
     model = response.model_name or name
     return ModelReply(text, calls, usage, model, response.finish_reason, response.provider_response_id)

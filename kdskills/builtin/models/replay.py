@@ -21,9 +21,7 @@ class ReplayModel:
     replayed = True
 
     def __init__(self, cassette: Cassette, *, name: str = "replay", redactor: Redactor | None = None) -> None:
-        self.name = name
-        self.redactor = redactor or Redactor()
-        self._cassette = cassette
+        self.name, self._cassette, self.redactor = name, cassette, redactor or Redactor()
         self._left: dict[str, list[tuple[int, CassetteEntry]]] = {}
         for index, entry in enumerate(cassette.replies):
             self._left.setdefault(entry.role, []).append((index, entry))

@@ -60,9 +60,7 @@ class Cloud:
         except ImportError:
             words = "the engine e2b needs the package e2b: pip install 'kdskills[e2b]'"
             raise ExecRefused(words, engine="e2b") from None
-        self.sdk = e2b
-        self._options = options
-        self._redactor = Redactor([key])
+        self.sdk, self._options, self._redactor = e2b, options, Redactor([key])
         addresses = {"api_url": options.api_url, "sandbox_url": options.sandbox_url}
         self._how: dict[str, Any] = {"api_key": key, "request_timeout": REQUEST_S}
         self._how |= {name: address for name, address in addresses.items() if address is not None}
@@ -125,8 +123,7 @@ class Machine:
     """One sandbox. Every call may raise Trouble; `gone` is the API's own word, never read from a program's output."""
 
     def __init__(self, cloud: Cloud, sandbox: Sandbox) -> None:
-        self._cloud = cloud
-        self._sandbox = sandbox
+        self._cloud, self._sandbox = cloud, sandbox
         self.id: str = sandbox.sandbox_id
 
     def live_for(self, timeout_s: float) -> None:
