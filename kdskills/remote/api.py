@@ -33,7 +33,7 @@ from kdskills.remote.probe import profile_for
 from kdskills.remote.publish import take_roots_away
 from kdskills.remote.registry import TOOLS_KEYWORDS
 from kdskills.remote.session import AsyncRemoteSkillSession, RemoteSkillSession, SessionHandle
-from kdskills.session.threads import Blocking, HandlerThreads, LoopThread, blocking, blocking_context, forwarded
+from kdskills.session.threads import Blocking, Forwarded, HandlerThreads, LoopThread, blocking, blocking_context
 from kdskills.storage.folder import close_state
 
 _LOG = logging.getLogger("kdskills.remote")
@@ -504,11 +504,11 @@ class CodexClient(Blocking[AsyncCodexClient]):
                 self._facade = RemoteSkillsFacade(self)
             return self._facade
 
-    connection = forwarded(AsyncAppServerClient.connection)
-    connected = forwarded(AsyncAppServerClient.connected)
-    user_agent = forwarded(AsyncAppServerClient.user_agent)
-    owned = forwarded(AsyncAppServerClient.owned)
-    codex_home = forwarded(AsyncAppServerClient.codex_home)
+    connection = Forwarded[str](AsyncAppServerClient.connection)
+    connected = Forwarded[bool](AsyncAppServerClient.connected)
+    user_agent = Forwarded[str](AsyncAppServerClient.user_agent)
+    owned = Forwarded[bool](AsyncAppServerClient.owned)
+    codex_home = Forwarded[str | None](AsyncAppServerClient.codex_home)
     request = blocking(AsyncAppServerClient.request)
     reconnect = blocking(AsyncAppServerClient.reconnect)
 

@@ -346,9 +346,14 @@ def blocking_context(
     return manage
 
 
-def forwarded(of: Callable[[Any], V]) -> V:
-    """Return a property of a proxy's target as one of the proxy."""
-    target: Any = of
-    mirrored: Any = property(lambda self: target.fget(self._target), doc=target.__doc__)
-    value: V = mirrored
-    return value
+class Forwarded(Generic[V]):
+    """A property of a proxy's target as one of the proxy."""
+
+    def __init__(self, of: Any) -> None:
+        self._of: property = of
+        self.__doc__ = of.__doc__
+
+    def __get__(self, proxy: Any, _owner: type) -> V:
+        value: Any = self if proxy is None else self._of.__get__(proxy._target)  # noqa: SLF001 - of the proxy it is part of
+        forwarded: V = value
+        return forwarded

@@ -480,9 +480,8 @@ class AsyncAppServerClient:
             loaded = [thread_id async for thread_id in self.server.pages("thread/loaded/list")]
         except AppServerError:
             return  # without that list, any of these threads may be open
-        for (
-            path
-        ) in broken:  # what the server has open is left alone: it would go on writing to the file that was replaced
+        for path in broken:
+            # What the server has open is left alone: it would go on writing to the file that was replaced.
             if rollout.backup_owner(path) not in loaded:
                 await asyncio.to_thread(rollout.mend, home, path)
 

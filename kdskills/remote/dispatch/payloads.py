@@ -322,7 +322,7 @@ class AnswerBuilder:
                 _log.warning("a long answer could not be kept in %s: %s", self._spool.folder, error.strerror)
                 rest = "they could not be kept"
         mark = f"[... {len(text) - head - tail} characters cut; {rest} ...]"
-        return f"{text[:head]}\n{mark}\n{text[-tail:]}"
+        return f"{text[:head]}\n{mark}\n{text[len(text) - tail :]}"
 
 
 def fair_share(sizes: list[int], room: int) -> int:

@@ -194,3 +194,9 @@ def test_the_spool_is_swept(tmp_path: Path) -> None:
         os.utime(path, (before, before))
     young = Path(spool.keep("young"))
     assert sorted(tmp_path.iterdir()) == sorted([young, other])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 100, LIMIT])
+def test_a_cut_never_grows_with_a_smaller_limit(limit: int) -> None:
+    """Where nothing is left for the tail, the tail is empty and not the whole text."""
+    assert len(AnswerBuilder().cut("y" * 50_000, limit)) <= limit + 100
