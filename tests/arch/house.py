@@ -244,18 +244,18 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 LIMITS = {
-    "lines": 66_400,
-    "remote": 10_700,
-    "jobs": 6_450,
-    "app": 8_650,
-    "files": 268,
+    "lines": 60_000,
+    "remote": 9_000,
+    "jobs": 6_000,
+    "app": 8_000,
+    "files": 250,
     "empty": 1,
     "shared": 12,
-    "single": 15,
+    "single": 10,
     "private": 0,
-    "host": 20,
+    "host": 18,
     "rings": 2,
-    "main": 70,
+    "main": 65,
 }
 """What each measure may be today."""
 
