@@ -315,6 +315,13 @@ class IndexStore:
         return None
 
 
+def search_file(index_dir: StrPath | None, roots: Sequence[SkillRoot]) -> Path | None:
+    """Return where the search index of a set of roots is kept, beside their own indexes, or None."""
+    folder = IndexStore(index_dir).folder
+    key = json_text([_identity(root, os.path.realpath(root.path)) for root in roots]).encode()
+    return None if folder is None else folder / f"{hashlib.sha256(key).hexdigest()[:32]}.search"
+
+
 def _identity(root: SkillRoot, base: str) -> dict[str, Any]:
     """Return everything that decides how the root's files are read."""
     return {

@@ -7,10 +7,10 @@ export read from JSON is checked for its shape before anything of it is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from kdskills.prompts import CatalogEntry
+    from kdskills.search import SearchIndex
     from kdskills.sources import SourceKey
 
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
@@ -116,12 +117,25 @@ class Exported(NamedTuple):
         }
 
 
+def index_maker(file: Path | None) -> Callable[[], SearchIndex]:
+    """Return what gives one search index, kept in *file*, and imports what it needs when first asked."""
+
+    @cache
+    def search_index() -> SearchIndex:
+        from kdskills.search import SearchIndex
+
+        return SearchIndex(file)
+
+    return search_index
+
+
 @dataclass(frozen=True)
 class SubsystemState:
     """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
     `mounts` is `{URI prefix: folder on this host}`, `environment` None for the shipped templates, `source_key`
-    overrides what makes two rows one source; `entries` holds catalog entries by full id, each with its skill.
+    overrides what makes two rows one source; `entries` holds catalog entries by full id, each with its skill; `search_index`
+    gives the index that views are searched by, made at the first search.
     """
 
     descriptor: SkillsDescriptor
@@ -131,6 +145,9 @@ class SubsystemState:
     source_key: SourceKey | None = None
     exported: Exported | None = None
     entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
+    search_index: Callable[[], SearchIndex] = field(
+        default_factory=lambda: index_maker(None), repr=False, compare=False
+    )
 
     def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
         """Return the catalog entries of skills that are the same object in *snapshot*, for the `SubsystemState` made of it."""

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar,
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import ContextOrder, Diagnostic, NoActiveSkills, StrPath
+from kdskills.skills.index import search_file
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import RefreshReport, SkillRoot, Snapshot, order_roots
 from kdskills.skills.selection import EMPTY, tool_ids
-from kdskills.turn.export import Exported, SubsystemState, export_view, place_roots
+from kdskills.turn.export import Exported, SubsystemState, export_view, index_maker, place_roots
 from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class SkillsSubsystem:
         self._auto_refresh = auto_refresh
         self._environment = environment
         self._source_key = source_key
+        self._search_index = index_maker(None if source.exported is not None else search_file(index_dir, self.roots))
         self._lock = threading.Lock()
         self._refreshed: float | None = None
         self._state: SubsystemState | None = None
@@ -167,6 +169,7 @@ class SkillsSubsystem:
                     source_key=self._source_key,
                     exported=self._source.exported,
                     entries=self._state.reusable_entries(snapshot) if self._state is not None else {},
+                    search_index=self._search_index,
                 )
                 self._views.clear()
             return self._state

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
@@ -33,6 +33,7 @@ from kdskills.turn.export import SubsystemState, export_view
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
+    from kdskills.search import Searcher, SearchResult
     from kdskills.skills.explain import Explanation
     from kdskills.sources import SourcesPool
 
@@ -87,6 +88,8 @@ class InstructionBlock(str):
 
 
 _STARTERS = frozenset(get_args(By))
+
+MAX_HITS: Final = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +217,54 @@ class SkillView:
             search_hint=search_hint,
             environment=self.state.environment,
         )
+
+    def search(
+        self, query: str, *, limit: int = 10, namespace: str | None = None, offset: int = 0, by: By = "model"
+    ) -> SearchResult:
+        """Return the listed skills that fit *query*, the best first.
+
+        What is hidden, refused or gated changes nothing of the answer. The first search of a set of roots reads the texts of
+        all its skills; later ones, in any process, read what has changed.
+
+        Args:
+            query: Words, as a person or model would say what is to be done; nothing in them is a command. Of more than
+                4,000 characters the rest is not read.
+            limit: Most hits, from 1 to 1,000.
+            namespace: Only hits of this namespace; their scores are the same without it.
+            offset: Hits to pass over.
+            by: Who would start the skill.
+
+        Raises:
+            ValueError: *limit*, *offset* or *by* is out of range.
+        """
+        from kdskills.search import SearchHit, SearchResult
+
+        if by not in _STARTERS or not 1 <= limit <= MAX_HITS or offset < 0:
+            raise ValueError(f"limit is 1 to {MAX_HITS}, offset 0 or more, and by one of model, user, code")
+        within = None if namespace is None else lambda full_id: self.listed[full_id].namespace == namespace
+        matches = self._searcher(by).find(query, limit=limit, offset=offset, within=within)
+        hits = []
+        for match in matches.page:
+            entry, skill = self._entry_of[match.full_id], self.listed[match.full_id]
+            facts = (entry.short_id, entry.display_name, skill.description, skill.tokens)
+            hits.append(SearchHit(match.full_id, *facts, match.score, match.why))
+        more = offset + len(hits) < matches.total
+        return SearchResult(tuple(hits), matches.total, more, matches.abstained, self.state.search_index().diagnostics)
+
+    def _searcher(self, by: By) -> Searcher:
+        """Return what searches the listed skills that *by* may start; made once."""
+        from kdskills.search import Searcher
+
+        searchers = vars(self).setdefault("_searchers", {})
+        if by not in searchers:
+            listed = [full_id for full_id, skill in self.listed.items() if refuse_by(skill, by) is None]
+            searchers.setdefault(by, Searcher(self.state.search_index(), self.state.snapshot.skills, listed))
+        searcher: Searcher = searchers[by]
+        return searcher
+
+    @cached_property
+    def _entry_of(self) -> Mapping[str, CatalogEntry]:
+        return {entry.full_id: entry for entry in self._entries}
 
     @cached_property
     def names_by_id(self) -> Mapping[str, str]:

@@ -54,6 +54,7 @@ _ROWS: Final = (
     _local("skills.check", "Check a skill, a folder of skills or a bundle.", "checking:check", _FILES, reads=True),
     _local("skills.fix", "Mend skill files without touching a body.", "checking:fix", _FILES),
     _look("skills.list", "List skills as a consumer sees them.", "showing:list_skills", _VIEW, profile="skills"),
+    _look("skills.search", "Find the skills that fit a task.", "showing:search", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
     _look(
         "skills.render",

@@ -27,7 +27,7 @@ from kdskills.app.operations.projects import (
     UploadOut,
     VersionsOut,
 )
-from kdskills.app.operations.showing import ListOutput, RenderOutput, ShowOutput, WhyOutput
+from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
@@ -57,6 +57,10 @@ class OperationCalls:
     async def call(
         self, operation: Literal["skills.list"], *, emit: Emit | None = None, **arguments: Any
     ) -> ListOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.search"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SearchOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.show"], *, emit: Emit | None = None, **arguments: Any
@@ -233,6 +237,8 @@ class OperationCalls:
     def run(self, operation: Literal["skills.fix"], **arguments: Any) -> FixOutput: ...
     @overload
     def run(self, operation: Literal["skills.list"], **arguments: Any) -> ListOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.search"], **arguments: Any) -> SearchOutput: ...
     @overload
     def run(self, operation: Literal["skills.show"], **arguments: Any) -> ShowOutput: ...
     @overload

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from kdskills.skills import Skill
     from kdskills.solver.parts import Wiring
     from kdskills.turn import SkillsSubsystem, SkillView
+
+MAX_TEXT: Final = 1024 * 1024
+"""Characters a query may have."""
 
 FORM = (
     "`prompt`, what a solver sends; or a catalog alone: `gallery`, `xml` or `json`. None means the prompt of a bundle "
@@ -145,6 +149,62 @@ async def list_skills(bundles: BundleLoader, arguments: ViewInput, context: Cont
 def _is_visible(answer: Granted | Refused) -> bool:
     """Whether a caller elsewhere is told of the skill."""
     return isinstance(answer, Granted) and not answer.skill.hidden
+
+
+class SearchInput(ViewInput):
+    """What to look for among the skills a consumer is shown."""
+
+    query: str = Field(
+        max_length=MAX_TEXT,
+        description="Words that say what is to be done; of more than 4,000 characters the rest is not read.",
+    )
+    limit: int = Field(10, ge=1, le=100, description="Most hits.")
+    offset: int = Field(0, ge=0, le=1_000_000, description="Hits to pass over.")
+    namespace: str | None = Field(None, description="Only hits of this namespace.")
+
+    MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/query",)
+
+
+class SearchRow(Output):
+    """A skill that fits: `why` says in which of its fields which words of the query stand."""
+
+    full_id: str
+    short_id: str
+    name: str
+    description: str
+    tokens: int
+    score: float
+    why: dict[str, tuple[str, ...]]
+
+
+class SearchOutput(Output):
+    """The skills that fit best, and how many hold any word of the query; `abstained` when none fits well enough."""
+
+    bundle: str
+    consumer: str | None
+    hits: tuple[SearchRow, ...]
+    total: int
+    more: bool
+    abstained: bool
+    diagnostics: tuple[Finding, ...] = ()
+
+    YES: ClassVar[str] = "hits"
+
+
+async def search(bundles: BundleLoader, arguments: SearchInput, context: Context) -> SearchOutput:
+    """Find the skills that fit a task, among those the consumer is shown."""
+    skills = await bundles.skills(arguments.bundle, context)
+    view = arguments.view_of(skills.subsystem, context)
+    by = "model" if context.identity.sees_all else context.identity.starter
+    facts = arguments.model_dump(include={"limit", "offset", "namespace"})
+    result = await asyncio.to_thread(view.search, arguments.query, by=by, **facts)  # the first one reads all skills
+    asker = arguments.asker_findings(skills.subsystem, context)
+    return SearchOutput.of(
+        result,
+        bundle=skills.name,
+        consumer=arguments.consumer_of(context),
+        diagnostics=(*result.diagnostics, *asker) if context.identity.sees_all else (),
+    )
 
 
 class RefInput(ViewInput):

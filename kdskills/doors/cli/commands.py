@@ -25,6 +25,7 @@ from kdskills.doors.cli.output import (
     line,
     mark,
     plain,
+    shortened,
     table,
 )
 
@@ -106,12 +107,34 @@ def skills(answer: Any) -> None:
     room = max(out.width - longest - len("SK000  refused  ~tokens      "), 24)
     rows = table("", "skill", "state", "~tokens", "what it does, or why not")
     for row in answer.skills:
-        words = " ".join((f"{row.code}: {row.reason}" if row.code else row.description).split())
-        cut = words if len(words) <= room else words[: room - 1] + "…"
+        words = shortened(f"{row.code}: {row.reason}" if row.code else row.description, room)
         state = f"[{colours[row.state]}]{row.state}[/]"
-        rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(cut))
+        rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(words))
     out.print(f"[bold]{line(answer.bundle)}[/] for {line(answer.consumer) or 'an anonymous consumer'}")
     out.print(rows)
+    findings(answer.diagnostics)
+
+
+@Row(
+    skill_commands,
+    "search",
+    "skills.search",
+    "Find the skills that fit a task among those a consumer is shown; exit 1 if there are none.",
+    positional=("bundle", "query"),
+    words={"query": Word(help="What is to be done, in any words.", metavar="WORDS...", joined=True)},
+    trust=True,
+)
+def hits(answer: Any) -> None:
+    """Print a line a hit, with the words that matched and where they stand."""
+    out = console()
+    rows = table("", "skill", "score", "~tokens", "what it does", "matched")
+    for row in answer.hits:
+        words = "; ".join(f"{field}: {' '.join(matched)}" for field, matched in row.why.items())
+        facts = (row.short_id, plain(row.full_id), f"{row.score:.2f}", str(row.tokens))
+        rows.add_row(*facts, plain(shortened(row.description, 60)), plain(shortened(words, 60)))
+    out.print(rows if answer.hits else "nothing fits")
+    rest = f"; {counted(answer.total, 'skill')} with any of the words" if answer.more else ""
+    out.print(f"{counted(len(answer.hits), 'hit')}{rest}")
     findings(answer.diagnostics)
 
 

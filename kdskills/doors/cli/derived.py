@@ -137,6 +137,7 @@ class Word:
         metavar: What a positional argument is called in the usage.
         required: Whether it must be said though the model has a default.
         commas: Whether one option holds all values, separated by commas; else the option is repeated.
+        joined: Whether several words are one text, with blanks between.
         ranged: Whether the command line checks the bounds of the model itself, and shows them.
         otherwise: Gives the value when nobody says it and the command runs.
     """
@@ -149,6 +150,7 @@ class Word:
     metavar: str | None = None
     required: bool = False
     commas: bool = False
+    joined: bool = False
     ranged: bool = False
     otherwise: Callable[[], Any] | None = None
 
@@ -220,6 +222,8 @@ class Row:
                 value = word.otherwise()
             if word.commas and value is not None:
                 value = split(value)
+            if word.joined and value is not None:
+                value = " ".join(value)
             if value is not None:
                 arguments[name] = value
         return arguments
@@ -303,7 +307,7 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
 def _parameter(row: Row, name: str, info: FieldInfo) -> tuple[Any, Any]:
     """Return annotation and default of an argument; a default that is empty means that it must be said."""
     word = row.word(name)
-    kind = str if word.commas else _type_of(info.annotation)
+    kind = list[str] if word.joined else str if word.commas else _type_of(info.annotation)
     default = info.get_default(call_default_factory=True) if word.default is OF_MODEL else word.default
     if word.required or (info.is_required() and word.default is OF_MODEL):
         default = inspect.Parameter.empty

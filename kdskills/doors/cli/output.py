@@ -201,6 +201,12 @@ def line(text: str | None) -> str:
     return plain(one_line(text or ""))
 
 
+def shortened(text: str, room: int) -> str:
+    """Return *text* on one line, cut to *room* characters."""
+    words = " ".join(text.split())
+    return words if len(words) <= room else words[: room - 1] + "…"
+
+
 def disarmed(text: str) -> str:
     """Return *text* with terminal control and bidirectional override characters written as escapes."""
     return CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)

@@ -1,0 +1,160 @@
+"""The ranking: one table of constants, what a skill's texts weigh, and what is asked.
+
+A term's impact in a skill is its weighted, length-normalised count over all fields, saturated (BM25F); it depends on that
+skill alone. Its rarity is counted among the skills of the searching view. So nothing outside the view changes a score. The
+best by words are ordered anew by the neighbours they share with the question. How the constants were chosen, with figures,
+is told in `docs/explanation/search.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from itertools import chain, pairwise
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from kdskills.search.words import SIGNS, STEMS, runs
+
+
+class FieldWeight(NamedTuple):
+    """How a field counts.
+
+    Attributes:
+        weight: Of one mention in a field of the usual length.
+        length: The usual length, in words.
+        mentions: How many mentions count, so that saying a word again and again raises no skill.
+    """
+
+    weight: float
+    length: float
+    mentions: int
+
+
+FIELDS: Final[Mapping[str, FieldWeight]] = MappingProxyType(
+    {
+        "name": FieldWeight(5.0, 3, 1),
+        "description": FieldWeight(3.0, 40, 1),
+        "words": FieldWeight(3.0, 10, 1),
+        "lead": FieldWeight(0.7, 200, 5),
+        "body": FieldWeight(0.5, 900, 10),
+        "files": FieldWeight(0.5, 40, 2),
+    }
+)
+"""Fields in the order they are told of. The lead is the beginning of the body and counts there, too."""
+
+LENGTH_NORM: Final = 0.6
+"""From 0, length plays no part, to 1, a mention in a field twice as long counts half."""
+
+SATURATION: Final = 3.0
+"""The weighted count at which an impact is half of what it can be."""
+
+LEAD: Final = 2048
+"""Characters of the lead."""
+
+PAIR_WEIGHT: Final = 0.5
+GAP_WEIGHT: Final = 0.25
+"""What neighbours add, against a word as rare: those of the question, and those with one word between them there."""
+
+CANDIDATES: Final = 100
+"""How many of the best by words are ordered anew by pairs."""
+
+MAX_QUERY: Final = 4000
+"""Characters of a question that are read."""
+
+MAX_TERMS: Final = 64
+"""Terms of a question that count: the rarest."""
+
+LOW_SCORE: Final = 0.9
+LOW_SHARE: Final = 0.4
+"""Below both, in roots of the rarity asked for and as a share of it, the best score is no answer. Of 404 requests that a skill
+serves 0.5 % are refused; of 72 that none serves 83 %, of 404 whose publisher's skills were taken away 15 %."""
+
+FEW_SKILLS: Final = 20
+"""Among fewer, rarity tells too little to refuse an answer."""
+
+IMPACT_STEPS: Final = 255
+
+
+class SkillTerms(NamedTuple):
+    """What a skill is found by.
+
+    Attributes:
+        weights: `{term: its weighted count}`.
+        fields: `{term: where it stands}`, as bits in the order of FIELDS.
+        stream: One sign for each word of each field, with a line feed between fields.
+    """
+
+    weights: dict[str, float]
+    fields: dict[str, int]
+    stream: str
+
+    def impacts(self) -> list[int]:
+        """Return the impact of each term, from 0 to `IMPACT_STEPS`, in the order of `weights`."""
+        return [round(IMPACT_STEPS * weight / (SATURATION + weight)) for weight in self.weights.values()]
+
+
+def skill_terms(texts: Mapping[str, str]) -> SkillTerms:
+    """Return what a skill with these `{field: text}` is found by; the lead is taken from the body."""
+    body = texts.get("body", "")
+    lead = stems_of(body[:LEAD])
+    # What the cut parts in two is read as two words, which harms nothing.
+    stems = {name: stems_of(text) for name, text in texts.items() if name != "body"}
+    stems |= {"lead": lead, "body": lead + stems_of(body[LEAD:])}
+    weights: dict[str, float] = {}
+    fields: dict[str, int] = {}
+    for number, (name, (weight, usual, most)) in enumerate(FIELDS.items()):
+        words = stems.get(name, [])
+        share = weight / (1 - LENGTH_NORM + LENGTH_NORM * len(words) / usual)
+        bit = 1 << number
+        for term, count in Counter(words).items():
+            weights[term] = weights.get(term, 0.0) + share * min(count, most)
+            fields[term] = fields.get(term, 0) | bit
+    sign = SIGNS.__getitem__
+    stream = "\n".join("".join(map(sign, stems[name])) for name in FIELDS if name != "lead" and name in stems)
+    return SkillTerms(weights, fields, stream)
+
+
+def stems_of(text: str) -> list[str]:
+    """Return the stems of *text* in order, without words of grammar."""
+    return list(chain.from_iterable(map(STEMS.__getitem__, runs(text))))
+
+
+class Question(NamedTuple):
+    """What is asked, as terms.
+
+    Attributes:
+        words: `{term: the word it was asked with}`, in the order asked.
+        pairs: `{two terms: what they add as neighbours}`.
+    """
+
+    words: dict[str, str]
+    pairs: dict[tuple[str, str], float]
+
+
+def question_of(query: str) -> Question:
+    """Return the terms of the first 4,000 characters of *query*; any text has an answer."""
+    words: dict[str, str] = {}
+    sequence: list[str] = []
+    for run in runs(query[:MAX_QUERY]):
+        for stem in STEMS[run]:
+            words.setdefault(stem, run)
+            sequence.append(stem)
+    pairs = dict.fromkeys(zip(sequence, sequence[2:], strict=False), GAP_WEIGHT)
+    return Question(words, pairs | dict.fromkeys(pairwise(sequence), PAIR_WEIGHT))
+
+
+def pair_share(stream: str) -> float:
+    """Return what one pair of neighbours counts in a skill with this stream."""
+    return 1 / (2 - LENGTH_NORM + LENGTH_NORM * len(stream) / FIELDS["body"].length)
+
+
+def rarity(total: int, holders: int) -> float:
+    """Return how much a term says that *holders* of *total* skills have."""
+    return math.log(1 + (total - holders + 0.5) / (holders + 0.5))
+
+
+def is_too_low(score: float, reachable: float, total: int) -> bool:
+    """Whether the best score among *total* skills is no answer to a question whose terms have this rarity in sum."""
+    return total >= FEW_SKILLS and score < LOW_SCORE * math.sqrt(reachable) and score < LOW_SHARE * reachable

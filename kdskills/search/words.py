@@ -1,0 +1,143 @@
+"""Words of texts and questions: split, folded and stemmed, the same for skills and for what is asked of them.
+
+A run of letters, digits and marks is split where case or digits begin (`cudaStream2`); Chinese, Japanese, Korean, Thai and
+Khmer runs are split into pairs of characters. Language is never guessed beyond the script.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import unicodedata
+import zlib
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import Stemmer
+
+MAX_WORD: Final = 64
+"""Characters of a word that count."""
+
+STOP_WORDS: Final = frozenset(
+    """
+    a about all also am an and any are as at be been being but by can could did do does don done each for from had has
+    have he her here his how i if in into is it its just may me might more most must my no not now of on only or other
+    our own s same shall she should so some such t than that the their them then there these they this to too up us very
+    was we were what when where which while who why will with would you your
+    """.split()  # noqa: SIM905 - a page of words reads better than a list of strings
+)
+"""Words of grammar, which say nothing of what a skill is for. More words (please, need, want, help, use) changed no figure."""
+
+_SCRIPTS: Final = (
+    (0x0370, 0x03FF, "greek"),
+    (0x0400, 0x052F, "russian"),
+    (0x0530, 0x058F, "armenian"),
+    (0x0600, 0x06FF, "arabic"),
+    (0x0900, 0x097F, "hindi"),
+    (0x0B80, 0x0BFF, "tamil"),
+)
+"""First and last code point of a script, and its stemmer; every other script has the English one, which knows no such word."""
+
+# Marks belong to their word: `\w` leaves out vowel signs of Hindi or Tamil, and accents that NFKC cannot join.
+_RUN = re.compile(
+    r"[^\W_\u0300-\u036f]"
+    r"(?:[^\W_]|[\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0eff\u1000-\u1049\u1780-\u17d3])*"
+)
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]+"
+)
+_WHOLE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_PLURAL = re.compile(r"([A-Z]{2,})s(?![a-z])")
+_ASCII: Final = bytes(range(128))
+_SEPARATORS: Final = bytes(code if code < 128 and chr(code).isalnum() else 32 for code in range(256))
+_MOST_RUNS: Final = 100_000
+
+
+def runs(text: str) -> list[str]:
+    """Return the runs of letters, digits and marks of *text*, in order; compatibility forms are unified (NFKC)."""
+    # Most texts are ASCII but for dashes and quotes: bytes are split several times faster than characters are classified.
+    data = text.encode("utf-8", "surrogatepass")
+    foreign = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
+    if any(map(str.isalnum, foreign)):
+        return _RUN.findall(unicodedata.normalize("NFKC", text)[: 2 * len(text)])  # one character may become eighteen
+    return data.translate(_SEPARATORS).decode("ascii").split()
+
+
+def _parts(run: str) -> list[str]:
+    if run.isascii():
+        return [run] if _WHOLE.fullmatch(run) else _PART.findall(_PLURAL.sub(r"\1", run))
+    parts: list[str] = []
+    start = 0
+    for match in _UNSPACED.finditer(run):
+        parts += _parts_of_letters(run[start : match.start()])
+        parts += [match[0][at : at + 2] for at in range(max(1, len(match[0]) - 1))]
+        start = match.end()
+    return parts + _parts_of_letters(run[start:])
+
+
+def _parts_of_letters(run: str) -> list[str]:
+    """Split a run of a script that puts blanks between words where case or digits begin."""
+    starts = [
+        at
+        for at in range(1, len(run))
+        if run[at - 1].isdigit() != run[at].isdigit() or (run[at - 1].islower() and run[at].isupper())
+    ]
+    return [run[start:end] for start, end in zip([0, *starts], [*starts, len(run)], strict=True) if start < end]
+
+
+@cache
+def _stemmer(language: str) -> Stemmer.Stemmer:
+    import Stemmer
+
+    return Stemmer.Stemmer(language)
+
+
+_STEMMING = threading.Lock()
+"""A stemmer serves one thread at a time."""
+
+
+def _stem(part: str) -> str:
+    word = part.casefold()[:MAX_WORD]
+    code = ord(word[0])
+    language = next((name for first, last, name in _SCRIPTS if first <= code <= last), "english")
+    with _STEMMING:
+        stem: str = _stemmer(language).stemWord(word)
+    return stem
+
+
+_STOP_STEMS: Final = STOP_WORDS | {"ani", "doe", "onli", "veri", "whi"}
+"""Words of grammar as they are stemmed."""
+
+
+class _Stems(dict[str, tuple[str, ...]]):
+    """The stems of a run's parts, in order and without words of grammar, worked out once."""
+
+    def __missing__(self, run: str) -> tuple[str, ...]:
+        parts = _parts(run)
+        # The one letter of a part stays: the s of S3 is no word of grammar.
+        alone = len(parts) == 1
+        stems = tuple(stem for stem in map(_stem, parts) if stem not in _STOP_STEMS or (len(stem) == 1 and not alone))
+        if len(run) <= MAX_WORD:
+            if len(self) >= _MOST_RUNS:
+                self.clear()
+            self[run] = stems
+        return stems
+
+
+class _Signs(dict[str, str]):
+    """One character for each stem, the same on every machine; two stems share one in 55,040 cases."""
+
+    def __missing__(self, stem: str) -> str:
+        if len(self) >= _MOST_RUNS:
+            self.clear()
+        sign = self[stem] = chr(0x100 + zlib.crc32(stem.encode("utf-8", "surrogatepass")) % (0xD800 - 0x100))
+        return sign
+
+
+STEMS: Final = _Stems()
+"""`{run: stems}`."""
+
+SIGNS: Final = _Signs()
+"""`{stem: sign}`: in a string of signs, two side by side are a pair of neighbours."""
