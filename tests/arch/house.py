@@ -243,11 +243,14 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
+LATER = {"search": 1_500, "app": 300}
+"""Lines that what was built after the measures were set may have, by room."""
+
 LIMITS = {
-    "lines": 60_000,
+    "lines": 60_000 + sum(LATER.values()),
     "remote": 9_000,
     "jobs": 6_000,
-    "app": 8_000,
+    "app": 8_000 + LATER["app"],
     "files": 250,
     "empty": 1,
     "shared": 12,
