@@ -67,7 +67,7 @@ _ROWS: Final = (
         "solver.run",
         "Run one turn on a bundle.",
         "turns:run",
-        ("request_missing", "bundle_untrusted", *_TURN),
+        ("request_missing", "bundle_untrusted", "path_missing", "path_exists", *_TURN),
         scope="work:run",
         input_source="models:RunInput",
     ),

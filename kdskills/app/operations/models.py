@@ -104,6 +104,10 @@ class RunInput(Input):
     out: Path | None = Field(
         None, description="Folder for produced files and the transcript; else the files stay where they are made."
     )
+    many: Path | None = Field(
+        None, description="Folder to make for the turn: the bundle with generated skills around its own."
+    )
+    crowd: int = Field(1000, ge=1, le=10_000, description="How many skills are generated for `many`.")
 
 
 class ShowTurnInput(Input):

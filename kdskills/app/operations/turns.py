@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SerializeAsAny
 
+from kdskills.app.crowd import bundle_in_crowd
 from kdskills.app.operations.bundles import demo_consumers
 from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
@@ -111,7 +113,8 @@ def footnoted(result: TurnResult) -> str:
 class RunOutput(Output):
     """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get.
 
-    `files` are those the turn made: below `out`, or where the turn left them when there is no `out`.
+    `files` are those the turn made: below `out`, or where the turn left them when there is no `out`. `many` is the folder
+    that was made for the turn.
     """
 
     result: TurnResult
@@ -120,6 +123,7 @@ class RunOutput(Output):
     out: str | None
     files: tuple[str, ...]
     transcript: str | None
+    many: str | None = None
     unmet: tuple[str, ...] = ()
     diagnostics: tuple[Finding, ...] = ()
 
@@ -171,6 +175,9 @@ async def run(
 ) -> RunOutput:
     """Run one turn."""
     bundle = bundles.open(arguments.bundle, context, tools=True)
+    if arguments.many is not None:  # a copy is trusted as what it was copied from
+        await asyncio.to_thread(bundle_in_crowd, bundle, arguments.many, arguments.crowd, arguments.consumer)
+        bundle = bundles.open(arguments.many, replace(context, trust=bundle.trusted), tools=True)
     demo = None if bundle.demo_path is None else read_cassette(bundle.demo_path)
     request = arguments.request or (demo.request if demo else "")
     if not request:
@@ -205,6 +212,7 @@ async def run(
         out=None if out is None else str(out),
         files=turn_files if out is None else await asyncio.to_thread(_deliver, result, out),
         transcript=None if out is None else str(out / f"{result.turn_id}.jsonl"),
+        many=None if arguments.many is None else str(arguments.many),
         unmet=_unmet(demo, result, lacking) if is_demo else (),
         diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo_consumers(demo))),
     )

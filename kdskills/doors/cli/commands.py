@@ -269,6 +269,7 @@ def narrator() -> Emit:
             help="A bundle; the report press when omitted.", default=None, otherwise=lambda: shipped_bundle("press")
         ),
         "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
+        "crowd": Word(ranged=True),
     },
     hidden=("request", "consumer", "answer_role", "files", "skills"),
     trust=True,
@@ -284,6 +285,7 @@ def narrator() -> Emit:
         "files": Word("--file", "-f", help="File handed in with the request."),
         "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
     },
+    hidden=("many", "crowd"),
     trust=True,
     narrator=narrator,
 )

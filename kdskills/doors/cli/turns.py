@@ -140,6 +140,8 @@ def print_end(out: Console, answer: Any) -> None:
         out.print(f"  {plain(row)}", soft_wrap=True)
     for path in answer.files:
         out.print(f"  [green]file[/] {plain(path)}", soft_wrap=True)
+    if answer.many:
+        out.print(f"  [green]bundle[/] {plain(answer.many)}", soft_wrap=True)
     if answer.transcript:
         out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
     used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
