@@ -230,7 +230,8 @@ class SearchIndex:
 
     def _fall_back(self, error: Exception) -> None:
         """Go on with an index of this process: the folder cannot be used."""
-        self._note("index_not_written", f"The search index cannot be kept ({error}); each start reads all skills.")
+        reason = error.strerror if isinstance(error, OSError) else error  # without the path, which is the machine's
+        self._note("index_not_written", f"The search index cannot be kept ({reason}); each start reads all skills.")
         self.close()
         self.file = None
         self.generation += 1

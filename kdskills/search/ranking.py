@@ -36,7 +36,7 @@ FIELDS: Final[Mapping[str, FieldWeight]] = MappingProxyType(
     {
         "name": FieldWeight(5.0, 3, 1),
         "description": FieldWeight(3.0, 40, 1),
-        "words": FieldWeight(3.0, 10, 1),
+        "keywords": FieldWeight(3.0, 10, 1),
         "lead": FieldWeight(0.7, 200, 5),
         "body": FieldWeight(0.5, 900, 10),
         "files": FieldWeight(0.5, 40, 2),

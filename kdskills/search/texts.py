@@ -31,14 +31,14 @@ _TITLE = re.compile(r"^(?:#[ \t]+|title:[ \t]*)(.+)$", re.MULTILINE)
 def skill_texts(skill: Skill) -> tuple[dict[str, str], bool]:
     """Return `{field: text}` of *skill*, and whether everything there is could be read.
 
-    Fields are `name`, `description`, `words` (aliases, tags, keywords, triggers), `body` with its headings, and `files` (names
+    Fields are `name`, `description`, `keywords` (aliases, tags, keywords, triggers), `body` with its headings, and `files` (names
     of scripts with their first comment or docstring, titles of references). A skill that lies elsewhere is searched by what
     its listing says.
     """
     texts = {
         "name": f"{skill.id} {skill.name}" if skill.id != skill.name else skill.name,
         "description": skill.description[:MAX_FIELD],
-        "words": " ".join(_words_of(skill))[:MAX_FIELD],
+        "keywords": " ".join(_words_of(skill))[:MAX_FIELD],
     }
     if far_content(skill) is not None:
         return texts, True

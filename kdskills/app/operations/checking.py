@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.bundles import demo_consumers, demo_of
 from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.bundle.descriptor import EVERYONE
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
 from kdskills.skills import parse_skill, validate_skill
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
     from kdskills.app.plugins import HookAnswers, PluginManager, Registers
     from kdskills.bundle import Bundle
+    from kdskills.skills import Skill
 
 
 DEPTH = 6
@@ -102,12 +105,23 @@ def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
     return "bundle" if is_bundle else "folder"
 
 
-def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagnostic], Path, list[Path]]:
-    """Return what a bundle's descriptor and discovery say, where its skills lie, and their folders."""
+class SkillSet(NamedTuple):
+    """What a bundle's descriptor and discovery say, where its skills lie, their folders, and the files of each catalog."""
+
+    findings: list[Diagnostic]
+    root: Path
+    folders: list[Path]
+    catalogs: list[set[str]]
+
+
+def _bundle_set(bundles: BundleLoader, bundle: Bundle) -> SkillSet:
+    """Return the skills of a bundle; catalogs are those of its consumers, or of the anonymous one where it names none."""
     subsystem = bundles.subsystem(bundle)
     findings = [*bundle.diagnostics, *rule_findings(bundle, demo_consumers(demo_of(bundle.root)))]
-    for consumer in (None, *bundle.descriptor.agents_config):
-        findings += subsystem.view(None if consumer == "*" else consumer).diagnostics
+    views = {each: subsystem.view(each) for each in (None, *bundle.descriptor.agents_config) if each != EVERYONE}
+    findings += [finding for view in views.values() for finding in view.diagnostics]
+    named = [view for consumer, view in views.items() if consumer is not None] or list(views.values())
+    catalogs = [{os.path.realpath(skill.file or "") for skill in view.listed.values()} for view in named]
     roots = subsystem.snapshot.roots
     root = Path(roots[-1].root.path) if roots else bundle.root / "skills"
     folders = skill_folders(root, itself=False)
@@ -124,7 +138,26 @@ def _bundle_findings(bundles: BundleLoader, bundle: Bundle) -> tuple[list[Diagno
             skill_path, skill_file = printable_path(path.as_posix()), printable_path((path / "SKILL.md").as_posix())
             message = f"{skill_path} lies deeper than <namespace>/<skill>, so that no agent gets it."
             findings.append(Diagnostic("skill_too_deep", "warning", message, skill_file))
-    return findings, root, folders
+    return SkillSet(findings, root, folders, catalogs)
+
+
+def _alike_findings(skills: Mapping[str, Skill], catalogs: Sequence[set[str]] | None) -> Iterator[Diagnostic]:
+    """Yield a warning for each two of `{path: skill}` that one model is shown and cannot tell apart."""
+    shown = {path: skill for path, skill in skills.items() if not (skill.hidden or skill.disable_model_invocation)}
+    if len(shown) < 2:
+        return
+    from kdskills.search.alike import alike_skills  # words are stemmed there, which one skill alone does not need
+
+    for first, second, shared in alike_skills(shown):
+        files = {os.path.realpath(skills[path].file or "") for path in (first, second)}
+        if catalogs is None or any(files <= catalog for catalog in catalogs):
+            message = (
+                f"{first} and {second} cannot be told apart: each is the best other answer to the description of the other. "
+                f"Both have: {', '.join(shared)}."
+            )
+            fix = "Say in both descriptions when to use which, and name the other skill there; or make them one."
+            path = f"{first}/{Path(skills[first].file or '').name}"
+            yield Diagnostic("indistinguishable_skills", "warning", message, path, ref="description", fix=fix)
 
 
 def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundle | None:
@@ -142,16 +175,21 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
     findings: list[Diagnostic] = []
     base = path if is_folder(path) else path.parent
     folders = [path]
+    catalogs = None
     if bundle is not None:
-        findings, base, folders = _bundle_findings(bundles, bundle)
+        findings, base, folders, catalogs = _bundle_set(bundles, bundle)
     elif kind == "folder":
         folders = skill_folders(path, findings)
+    skills = {}
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
         skill = parse_skill(folder).skill
-        skill_findings += answers.check_skill(skill) if skill is not None else ()
+        if skill is not None:
+            skills[prefix.removesuffix("/")] = skill
+            skill_findings += answers.check_skill(skill)
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
+    findings += _alike_findings(skills, catalogs)
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
     counts = {f"{name}s": sum(d.severity == name for d in unique) for name in ("error", "warning", "info")}
     return CheckOutput.of(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import Field
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 MAX_TEXT: Final = 1024 * 1024
 """Characters a query may have."""
+
+MAX_FILTER: Final = 4000
+"""Characters the words of a filter may have."""
 
 FORM = (
     "`prompt`, what a solver sends; or a catalog alone: `gallery`, `xml` or `json`. None means the prompt of a bundle "
@@ -70,11 +73,49 @@ class ViewInput(Input):
         return subsystem.view(self.consumer_of(context), tools, include_internal=self.include_internal)
 
 
+State = Literal["listed", "hidden", "unlisted", "refused", "invalid"]
+
+
+class ListInput(ViewInput):
+    """Which skills to list, in which order."""
+
+    sort: Literal["id", "name", "state", "tokens"] = Field(
+        "id", description="Order of the skills, equal ones by full id; by tokens the most expensive first."
+    )
+    filter: str = Field(
+        "",
+        max_length=MAX_FILTER,
+        description="Only skills in whose id, name and description all of these words or parts of words stand, in any case.",
+    )
+    state: State | None = Field(None, description="Only skills in this state.")
+
+    def chosen(self, rows: Iterable[SkillRow]) -> list[SkillRow]:
+        """Return those of *rows* that are asked for, in the order asked for."""
+        words = set(self.filter.casefold().split())
+        keys: dict[str, Callable[[SkillRow], Any]] = {
+            "id": lambda row: (),
+            "name": lambda row: row.name.casefold(),
+            "state": lambda row: get_args(State).index(row.state),
+            "tokens": lambda row: -row.tokens,
+        }
+
+        def fits(row: SkillRow) -> bool:
+            text = f"{row.full_id}\n{row.name}\n{row.description}".casefold()
+            return self.state in {None, row.state} and all(word in text for word in words)
+
+        key = keys[self.sort]
+        return sorted(filter(fits, rows), key=lambda row: (key(row), row.full_id))
+
+
 class SkillRow(Output):
-    """One skill as a consumer sees it: `state` is `listed`, `hidden`, `refused` or `invalid`."""
+    """One skill as a consumer sees it.
+
+    `state` is `listed`, in its catalog; `hidden`, usable by its exact id; `unlisted`, for people to start; `refused` by the
+    gate; or `invalid`, refused at load. What is refused or invalid has `code` and `reason`.
+    """
 
     full_id: str
-    state: Literal["listed", "hidden", "unlisted", "refused", "invalid"]
+    state: State
     short_id: str | None = None
     name: str = ""
     description: str = ""
@@ -88,7 +129,8 @@ class SkillRow(Output):
 
 
 class ListOutput(Output):
-    """Every skill there is, sorted by full id, with what the consumer may do with it.
+    """Every skill there is, or those asked for, with what the consumer may do with each; `visible` are the ids of those it
+    may use, sorted.
 
     Callers elsewhere are told of what they may use and of nothing else; administrators of everything.
     """
@@ -119,7 +161,7 @@ def _visible_ids(full_ids: Iterable[str], visible: Collection[str] | None) -> tu
     return tuple(each for each in full_ids if visible is None or each in visible)
 
 
-async def list_skills(bundles: BundleLoader, arguments: ViewInput, context: Context) -> ListOutput:
+async def list_skills(bundles: BundleLoader, arguments: ListInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
     skills = await bundles.skills(arguments.bundle, context)
     subsystem = skills.subsystem
@@ -137,11 +179,13 @@ async def list_skills(bundles: BundleLoader, arguments: ViewInput, context: Cont
     else:
         visible = visible_skills(view, context.identity)
         shown, rows = visible, [_row(view, skill, numbers, visible) for skill in visible.values()]
+    chosen = arguments.chosen(rows)
+    chosen_ids = {row.full_id for row in chosen}
     return ListOutput.of(
         bundle=skills.name,
         consumer=arguments.consumer_of(context),
-        skills=sorted(rows, key=lambda row: row.full_id),
-        visible=tuple(shown),
+        skills=chosen,
+        visible=tuple(full_id for full_id in shown if full_id in chosen_ids),
         diagnostics=tuple(findings),
     )
 
@@ -156,17 +200,23 @@ class SearchInput(ViewInput):
 
     query: str = Field(
         max_length=MAX_TEXT,
-        description="Words that say what is to be done; of more than 4,000 characters the rest is not read.",
+        description="What is to be done, in plain words; nothing in them is a command, and the first 4,000 characters count.",
     )
-    limit: int = Field(10, ge=1, le=100, description="Most hits.")
-    offset: int = Field(0, ge=0, le=1_000_000, description="Hits to pass over.")
-    namespace: str | None = Field(None, description="Only hits of this namespace.")
+    limit: int = Field(10, ge=1, le=100, description="Most hits in one answer.")
+    offset: int = Field(0, ge=0, le=1_000_000, description="Hits to pass over, to read on where an answer ended.")
+    namespace: str | None = Field(
+        None, description="Only skills of this namespace; scores stay as they are without it."
+    )
 
     MAY_HOLD_NUL: ClassVar[tuple[str, ...]] = ("/query",)
 
 
 class SearchRow(Output):
-    """A skill that fits: `why` says in which of its fields which words of the query stand."""
+    """A skill that fits. `score` compares with others of the same answer only; `why` is `{field: words of the query in it}`.
+
+    Fields are `name`, `description`, `keywords` (aliases, tags, keywords, triggers), `body`, and `files` (names and first
+    lines of scripts, titles of references).
+    """
 
     full_id: str
     short_id: str
@@ -178,11 +228,16 @@ class SearchRow(Output):
 
 
 class SearchOutput(Output):
-    """The skills that fit best, and how many hold any word of the query; `abstained` when none fits well enough."""
+    """The skills that fit, the best first.
+
+    `total` counts those in which any word of the query stands, and `more` says whether some come after these. `abstained`
+    means that words stand somewhere, but nothing fits well enough to be an answer; there are no hits then, and no total.
+    """
 
     bundle: str
     consumer: str | None
     hits: tuple[SearchRow, ...]
+    offset: int
     total: int
     more: bool
     abstained: bool
@@ -203,6 +258,7 @@ async def search(bundles: BundleLoader, arguments: SearchInput, context: Context
         result,
         bundle=skills.name,
         consumer=arguments.consumer_of(context),
+        offset=arguments.offset,
         diagnostics=(*result.diagnostics, *asker) if context.identity.sees_all else (),
     )
 

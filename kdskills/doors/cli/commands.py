@@ -6,6 +6,7 @@ Printers show answers to people; `--json` needs none. What only one of them need
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -119,23 +120,70 @@ def skills(answer: Any) -> None:
     skill_commands,
     "search",
     "skills.search",
-    "Find the skills that fit a task among those a consumer is shown; exit 1 if there are none.",
+    "Find the skills that fit a task, among those a consumer is shown; exit 1 when none does.",
     positional=("bundle", "query"),
-    words={"query": Word(help="What is to be done, in any words.", metavar="WORDS...", joined=True)},
+    words={
+        "query": Word(
+            help="What is to be done, in plain words; `--` before words that begin with a dash.", joined=True
+        ),
+        "limit": Word(short="-n", ranged=True),
+        "offset": Word(ranged=True),
+    },
     trust=True,
 )
 def hits(answer: Any) -> None:
-    """Print a line a hit, with the words that matched and where they stand."""
+    """Print two lines a hit: what it is, with the words that matched and where, and what it does."""
     out = console()
-    rows = table("", "skill", "score", "~tokens", "what it does", "matched")
+    out.print(f"[bold]{line(answer.bundle)}[/] for {line(answer.consumer) or 'an anonymous consumer'}")
+    numbers = max((len(row.short_id) for row in answer.hits), default=0)
+    ids = min(max((len(row.full_id) for row in answer.hits), default=0), MAX_ID_COLUMN)
+    if answer.hits:
+        out.print(f"[bold]{'':{numbers}}  {'skill':{ids}}   score  ~tokens  matched[/]", soft_wrap=True)
     for row in answer.hits:
-        words = "; ".join(f"{field}: {' '.join(matched)}" for field, matched in row.why.items())
-        facts = (row.short_id, plain(row.full_id), f"{row.score:.2f}", str(row.tokens))
-        rows.add_row(*facts, plain(shortened(row.description, 60)), plain(shortened(words, 60)))
-    out.print(rows if answer.hits else "nothing fits")
-    rest = f"; {counted(answer.total, 'skill')} with any of the words" if answer.more else ""
-    out.print(f"{counted(len(answer.hits), 'hit')}{rest}")
+        facts = f"  {line(row.full_id):{ids}}  {row.score:6.2f}  {row.tokens:7}  "
+        matched = shortened(strongest(row.why), max(out.width - numbers - len(facts), MIN_TEXT))
+        out.print(f"{row.short_id:{numbers}}{facts}{plain(matched)}", soft_wrap=True)
+        about = shortened(row.description, max(out.width - numbers - 2, MIN_TEXT))
+        out.print(f"[dim]{'':{numbers}}  {plain(about)}[/]", soft_wrap=True)
+    if answer.hits:
+        end = answer.offset + len(answer.hits)
+        span = counted(len(answer.hits), "hit") if end == len(answer.hits) else f"hits {answer.offset + 1} to {end}"
+        words = f"{span} of {answer.total}; for the next: --offset {end}" if answer.more else span
+    else:
+        words = no_hits(answer)
+    out.print(words, soft_wrap=True)
     findings(answer.diagnostics)
+
+
+MAX_ID_COLUMN: Final = 40
+"""Characters that ids are padded to; a longer one moves its own line only."""
+
+MIN_TEXT: Final = 24
+"""Characters of a text that are shown however narrow the terminal is."""
+
+
+def strongest(why: Mapping[str, Iterable[str]]) -> str:
+    """Return the words that matched, each in the first of the fields it stands in, which counts most."""
+    told: set[str] = set()
+    parts = []
+    for name, words in why.items():
+        new = [word for word in words if word not in told]
+        told.update(new)
+        parts += [f"{name}: {' '.join(new)}"] if new else []
+    return "; ".join(parts)
+
+
+def no_hits(answer: Any) -> str:
+    """Return why there is no hit, and what to do next."""
+    if answer.total:
+        return f"no more hits: there are {answer.total} in all"
+    weak = "skills have some of these words, but none fits well enough to be an answer"
+    reason = weak if answer.abstained else "no skill that was searched has any of these words"
+    return (
+        f"nothing fits: {reason}\n"
+        "    [green]try:[/] other words for the task; kdskills list --filter WORD shows what there is, and kdskills why SKILL\n"
+        "    whether this consumer is shown it"
+    )
 
 
 @Row(
