@@ -39,7 +39,7 @@ MAX_PAIRS: Final = 500
 
 MIN_AROUND: Final = 200
 """Skills among which rarity is counted, where there are as many: among two alone no word is rare. From ten on a share of a
-score stays within 0.03 of what it is among a thousand."""
+score stays within 0.05 of what it is among a thousand."""
 
 MAX_SHARED: Final = 8
 """Shared words that are told."""
