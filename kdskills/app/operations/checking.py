@@ -105,7 +105,7 @@ def _kind(path: Path) -> Literal["skill", "folder", "bundle"]:
     return "bundle" if is_bundle else "folder"
 
 
-class SkillSet(NamedTuple):
+class BundleSkills(NamedTuple):
     """What a bundle's descriptor and discovery say, where its skills lie, their folders, and the files of each catalog."""
 
     findings: list[Diagnostic]
@@ -114,7 +114,7 @@ class SkillSet(NamedTuple):
     catalogs: list[set[str]]
 
 
-def _bundle_set(bundles: BundleLoader, bundle: Bundle) -> SkillSet:
+def _bundle_skills(bundles: BundleLoader, bundle: Bundle) -> BundleSkills:
     """Return the skills of a bundle; catalogs are those of its consumers, or of the anonymous one where it names none."""
     subsystem = bundles.subsystem(bundle)
     findings = [*bundle.diagnostics, *rule_findings(bundle, demo_consumers(demo_of(bundle.root)))]
@@ -138,7 +138,7 @@ def _bundle_set(bundles: BundleLoader, bundle: Bundle) -> SkillSet:
             skill_path, skill_file = printable_path(path.as_posix()), printable_path((path / "SKILL.md").as_posix())
             message = f"{skill_path} lies deeper than <namespace>/<skill>, so that no agent gets it."
             findings.append(Diagnostic("skill_too_deep", "warning", message, skill_file))
-    return SkillSet(findings, root, folders, catalogs)
+    return BundleSkills(findings, root, folders, catalogs)
 
 
 def _alike_findings(skills: Mapping[str, Skill], catalogs: Sequence[set[str]] | None) -> Iterator[Diagnostic]:
@@ -177,7 +177,7 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
     folders = [path]
     catalogs = None
     if bundle is not None:
-        findings, base, folders, catalogs = _bundle_set(bundles, bundle)
+        findings, base, folders, catalogs = _bundle_skills(bundles, bundle)
     elif kind == "folder":
         folders = skill_folders(path, findings)
     skills = {}

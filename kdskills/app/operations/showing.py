@@ -76,7 +76,7 @@ class ViewInput(Input):
 State = Literal["listed", "hidden", "unlisted", "refused", "invalid"]
 
 
-class ListInput(ViewInput):
+class NarrowedViewInput(ViewInput):
     """Which skills to list, in which order."""
 
     sort: Literal["id", "name", "state", "tokens"] = Field(
@@ -161,7 +161,7 @@ def _visible_ids(full_ids: Iterable[str], visible: Collection[str] | None) -> tu
     return tuple(each for each in full_ids if visible is None or each in visible)
 
 
-async def list_skills(bundles: BundleLoader, arguments: ListInput, context: Context) -> ListOutput:
+async def list_skills(bundles: BundleLoader, arguments: NarrowedViewInput, context: Context) -> ListOutput:
     """List every skill of a bundle as one consumer sees it."""
     skills = await bundles.skills(arguments.bundle, context)
     subsystem = skills.subsystem
