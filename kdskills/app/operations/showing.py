@@ -80,7 +80,7 @@ class NarrowedViewInput(ViewInput):
     """Which skills to list, in which order."""
 
     sort: Literal["id", "name", "state", "tokens"] = Field(
-        "id", description="Order of the skills, equal ones by full id; by tokens the most expensive first."
+        "id", description="Order of the skills, equal ones by full id; `tokens` has the most expensive first."
     )
     filter: str = Field(
         "",

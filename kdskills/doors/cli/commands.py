@@ -99,7 +99,14 @@ def fixes(answer: Any, *, strict: bool = False) -> None:
         summary(answer.left, strict=strict)
 
 
-@Row(skill_commands, "list", "skills.list", positional=("bundle",), trust=True)
+@Row(
+    skill_commands,
+    "list",
+    "skills.list",
+    positional=("bundle",),
+    words={"sort": Word(help="Order: `id`, `name`, `state`, or `tokens` with the most expensive first.")},
+    trust=True,
+)
 def skills(answer: Any) -> None:
     """List a bundle's skills as a consumer sees them."""
     colours = {"listed": "green", "hidden": "cyan", "unlisted": "cyan", "refused": "red", "invalid": "bold red"}
