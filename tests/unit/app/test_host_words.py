@@ -71,6 +71,7 @@ VALUES = {
     "binary": "/bin/sh",
     "model": "openai:large",
 }
+NEEDED = {"ref": "public.open", "query": "open"}
 
 
 @pytest.mark.parametrize("door", ["http", "mcp", "nats"])
@@ -78,7 +79,7 @@ VALUES = {
 async def test_the_hosts_words_are_refused_elsewhere(host, name, door):
     """Every argument by which a caller would choose its gate is refused, at every door and before anything is looked at."""
     operation = OPERATIONS[name]
-    needed = {"ref": "public.open"} if "ref" in operation.input.model_fields else {}
+    needed = {name: value for name, value in NEEDED.items() if name in operation.input.model_fields}
     for word, right in host_words(operation).items():
         scopes = ["admin"] if operation.scope == "admin" or right != "view" else ["skills:read", "skills:write"]
         given, context = {**needed, word: VALUES[word]}, remote(*scopes, door=door)
@@ -164,6 +165,18 @@ async def test_a_list_tells_of_nothing_refused_or_hidden(host):
     everything = await host.invoke("skills.list", {}, remote("admin"))
     assert {row.full_id for row in everything.skills} == {place.replace("/", ".") for place in SKILLS}
     assert any("nomatch" in note.message for note in everything.diagnostics)
+
+
+async def test_narrowing_a_list_tells_of_nothing_either(host):
+    """No filter, state or order brings up what a caller may not have."""
+    for state in ("hidden", "refused", "invalid"):
+        found = await host.invoke("skills.list", {"state": state}, remote())
+        assert (found.skills, found.visible) == ((), ())
+        assert (await host.invoke("skills.list", {"state": state}, remote("admin"))).skills or state == "invalid"
+    for words in ({"filter": "public.people"}, {"filter": "internal", "sort": "tokens"}, {"filter": "gated"}):
+        assert (await host.invoke("skills.list", words, remote())).skills == ()
+    (row,) = (await host.invoke("skills.list", {"filter": "OPEN", "sort": "state"}, remote())).skills
+    assert (row.full_id, row.state) == ("public.open", "listed")
 
 
 @pytest.mark.parametrize("name", ["skills.show", "skills.why", "skills.render"])
