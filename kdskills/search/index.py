@@ -10,46 +10,77 @@ import os
 import sqlite3
 import stat
 import struct
+import sys
 import threading
 import unicodedata
 import zlib
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import repeat
+from itertools import count
 from pathlib import Path
-from typing import Final
+from sys import getsizeof
+from typing import Final, NamedTuple
 
 from kdskills.errors import Diagnostic
 from kdskills.search.ranking import FIELDS, LEAD, LENGTH_NORM, SATURATION, skill_terms
-from kdskills.search.texts import skill_texts
+from kdskills.search.texts import files_stamp, skill_texts
 from kdskills.search.words import STOP_WORDS
 from kdskills.skills.model import Skill
 from kdskills.skills.private_files import private_folder
 from kdskills.skills.registry import collector_paused
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Raised whenever the same texts give other rows."""
 
 _SCHEMA: Final = (
-    "CREATE TABLE meta (identity TEXT, codes BLOB)",
-    "CREATE TABLE skill (number INTEGER PRIMARY KEY, name TEXT, seal INTEGER, stream BLOB)",
+    "CREATE TABLE meta (identity TEXT, codes BLOB, names BLOB)",
+    "CREATE TABLE skill (number INTEGER PRIMARY KEY, stream BLOB)",
     "CREATE TABLE term (code INTEGER PRIMARY KEY, postings BLOB)",
 )
 _BUSY_SECONDS: Final = 30.0
-_BATCH: Final = 600_000
+_BATCH: Final = 1_000_000
 """Postings held in memory while an index is written."""
 
+_STREAM_BYTES: Final = 8 * 1024 * 1024
+"""Streams held in memory, those asked for last."""
+
 _SPARE: Final = 256
-_POSTING = struct.Struct("<IBB")
+_HOMES: Final = ("file:?mode=rwc", "file::memory:")
+"""Where an index without a file lives: in one without a name, and in memory where even that cannot be written."""
+
+_NUMBER: Final = 4
+"""Bytes of a number."""
+
+_POSTING: Final = _NUMBER + 2
+"""Bytes of a posting: a number, an impact, and fields."""
+
 _CHECK = struct.Struct("<I")
 _STREAM: Final = "utf-16-le"
-Posting = tuple[int, int, int]
-"""Number of a skill, impact of a term in it, and the fields the term stands in, as bits."""
+
+
+class Postings(NamedTuple):
+    """Who has a term: numbers of skills, ascending, the impact of the term in each, and where it stands, as bits."""
+
+    numbers: Sequence[int]
+    impacts: bytes
+    fields: bytes
+
+    def before(self, end: int) -> Postings:
+        """Return those of skills with smaller numbers than *end*; another process may have added more."""
+        if self.numbers[-1] < end:
+            return self
+        at = bisect_left(self.numbers, end)
+        return Postings(self.numbers[:at], self.impacts[:at], self.fields[:at])
+
+    def fields_in(self, number: int) -> int:
+        """Return where the term stands in a skill; 0 is nowhere."""
+        at = bisect_left(self.numbers, number)
+        return self.fields[at] if at < len(self.numbers) and self.numbers[at] == number else 0
 
 
 _UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -78,8 +109,13 @@ class SearchIndex:
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
+        self._home = _HOMES[0]
+        self._discarded = False
         self._numbers: dict[str, int] = {}
         self._codes = array("q")  # of all terms there are, ascending
+        self._asked: tuple[int, Mapping[str, Skill], dict[str, int]] = (0, {}, {})
+        self._streams: OrderedDict[int, str] = OrderedDict()
+        self._stream_bytes = 0
 
     def ready(self) -> int:
         """Open the index where it is not open, as after a fork, and return its generation."""
@@ -88,53 +124,80 @@ class SearchIndex:
             return self.generation
 
     def numbers(self, skills: Mapping[str, Skill]) -> dict[str, int]:
-        """Return `{full id: number}` of *skills*, after reading those that the index does not hold yet."""
-        names = {full_id: f"{full_id} {skill.digest}" for full_id, skill in skills.items()}
+        """Return `{full id: number}` of *skills*, a mapping never changed, after reading those the index does not hold yet."""
         with self._lock:
-            self._opened()
-            if any(name not in self._numbers for name in names.values()):
-                with collector_paused():
-                    try:
-                        self._add(names, skills)
-                    except (sqlite3.OperationalError, OSError) as error:  # a full disk, a folder that is read-only
-                        self._fall_back(error)
-                        self._add(names, skills)
-                    except (*_UNREADABLE, IndexDamaged) as damage:
-                        self.discard(str(damage))
-                        self._add(names, skills)
-            known = self._numbers
-            return {full_id: known[name] for full_id, name in names.items()}
+            generation, asked, numbers = self._asked
+            if asked is not skills or generation != self.ready():
+                names = {full_id: f"{full_id} {skill.digest}{files_stamp(skill)}" for full_id, skill in skills.items()}
+                self._complete(names, skills)
+                numbers = dict(zip(names, map(self._numbers.__getitem__, names.values()), strict=True))
+                self._asked = (self.generation, skills, numbers)
+            return numbers
 
-    def postings(self, terms: Iterable[str], numbers: Container[int]) -> dict[str, list[Posting]]:
-        """Return the postings of each of *terms* in the skills with these *numbers*; terms none of them has are left out.
+    def _complete(self, names: Mapping[str, str], skills: Mapping[str, Skill]) -> None:
+        """Read the skills that the index does not hold under these names."""
+        if all(map(self._numbers.__contains__, names.values())):
+            return
+        with collector_paused():
+            for _ in _HOMES:
+                try:
+                    self._add(names, skills)
+                except (sqlite3.OperationalError, OSError) as error:  # a full disk, a folder that is read-only
+                    self._fall_back(error)
+                except (*_UNREADABLE, IndexDamaged) as damage:
+                    self.discard(str(damage), self.generation)
+                else:
+                    return
+            self._add(names, skills)
+
+    def postings(self, terms: Iterable[str]) -> dict[str, Postings]:
+        """Return who has each of *terms*; terms that no skill has are left out.
 
         Raises:
             IndexDamaged: The file does not hold what was written.
         """
-        codes = {term: code for term in terms if self._has_code(code := _code(term))}
+        codes = {term: _code(term) for term in terms}
+        # Terms that no skill has are asked for, too: how long an answer takes tells nothing of skills out of reach.
         blobs = self._blobs("SELECT code, postings FROM term WHERE code IN", list(codes.values()))
-        rows = {
-            term: [posting for posting in _POSTING.iter_unpack(blobs[code]) if posting[0] in numbers]
-            for term, code in codes.items()
-        }
-        return {term: mine for term, mine in rows.items() if mine}
+        if any(code not in blobs and self._has_code(code) for code in codes.values()):
+            raise IndexDamaged("a row is missing")
+        return {term: _postings(blobs[code]) for term, code in codes.items() if code in blobs}
 
     def _has_code(self, code: int) -> bool:
         at = bisect_left(self._codes, code)
         return at < len(self._codes) and self._codes[at] == code
 
-    def streams(self, numbers: Sequence[int]) -> dict[int, str]:
-        """Return the streams of signs of the skills with these numbers.
+    def streams(self, numbers: Sequence[int]) -> list[str]:
+        """Return the streams of signs of the skills with these numbers, in their order.
 
         Raises:
             IndexDamaged: The file does not hold what was written.
         """
-        blobs = self._blobs("SELECT number, stream FROM skill WHERE number IN", numbers)
-        return {number: blob.decode(_STREAM) for number, blob in blobs.items()}
-
-    def discard(self, reason: str) -> None:
-        """Forget the file: what it held is not believed, and will be read again."""
         with self._lock:
+            held = self._streams
+            missing = [number for number in numbers if number not in held]
+            for number, blob in self._blobs("SELECT number, stream FROM skill WHERE number IN", missing).items():
+                held[number] = blob.decode(_STREAM)
+                self._stream_bytes += getsizeof(held[number])
+            try:
+                streams = [held[number] for number in numbers]
+            except KeyError as error:
+                raise IndexDamaged("a row is missing") from error
+            for number in numbers:
+                held.move_to_end(number)
+            while self._stream_bytes > _STREAM_BYTES:
+                self._stream_bytes -= getsizeof(held.popitem(last=False)[1])
+            return streams
+
+    def discard(self, reason: str, generation: int) -> None:
+        """Forget what is there, if it still is of this generation: it is not believed, and skills will be read again."""
+        with self._lock:
+            if generation != self.generation:  # another thread was first
+                return
+            if self._discarded:
+                self._fall_back(IndexDamaged(reason))
+                return
+            self._discarded = True
             self._note("index_ignored", f"The search index is not used and will be rebuilt: {reason}.")
             self._renew()
 
@@ -146,15 +209,13 @@ class SearchIndex:
             self._connection = None
 
     def _blobs(self, statement: str, keys: Sequence[int]) -> dict[int, bytes]:
-        """Return the blob of each of *keys*, all of which were written. Raises `IndexDamaged`."""
+        """Return the blob of each of *keys* that is there. Raises `IndexDamaged`."""
         with self._lock:
             try:
                 marks = ",".join("?" * len(keys))
                 rows = self._opened().execute(f"{statement} ({marks})", keys).fetchall()
             except _UNREADABLE as error:
                 raise IndexDamaged(f"it cannot be read ({error})") from error
-        if len(rows) != len(keys):
-            raise IndexDamaged("a row is missing")
         return {key: _checked(blob, key) for key, blob in rows}
 
     def _opened(self) -> sqlite3.Connection:
@@ -162,13 +223,12 @@ class SearchIndex:
             return self._connection
         if self._connection is not None:
             _INHERITED.append(self._connection)  # of the parent: closing it here would give up the parent's locks
-        self.generation += 1
-        self._process = os.getpid()
+        self._begin()
         try:
             self._connection = self._kept() or self._created()
         except IndexDamaged as damage:
             self._connection = None
-            self.discard(str(damage))
+            self.discard(str(damage), self.generation)
         except (sqlite3.Error, OSError) as error:
             self._fall_back(error)
         assert self._connection is not None  # each of these ways opens one
@@ -205,7 +265,7 @@ class SearchIndex:
         """Put an empty index in place of what is there. Raises `OSError` and `sqlite3.Error`."""
         self._numbers, self._codes = {}, array("q")
         if self.file is None:
-            return _initialised(_connect("file:?mode=rwc"))
+            return _initialised(_connect(self._home))
         private_folder(self.file.parent)
         aside = self.file.with_name(f".{self.file.name}.{os.getpid()}.{threading.get_ident()}")
         os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -218,11 +278,17 @@ class SearchIndex:
             aside.unlink(missing_ok=True)
         return _connect(f"{self.file.as_uri()}?mode=rw")
 
+    def _begin(self) -> None:
+        """Forget what was read of another file, or by another process."""
+        self.generation += 1
+        self._process = os.getpid()
+        self._streams.clear()
+        self._stream_bytes = 0
+
     def _renew(self) -> None:
         """Begin again with an empty index."""
         self.close()
-        self.generation += 1
-        self._process = os.getpid()
+        self._begin()
         try:
             self._connection = self._created()
         except (sqlite3.Error, OSError) as error:
@@ -233,22 +299,25 @@ class SearchIndex:
         reason = error.strerror if isinstance(error, OSError) else error  # without the path, which is the machine's
         self._note("index_not_written", f"The search index cannot be kept ({reason}); each start reads all skills.")
         self.close()
+        self._home = _HOMES[0] if self.file is not None else _HOMES[-1]
         self.file = None
-        self.generation += 1
-        self._process = os.getpid()
-        self._connection = self._created()
+        self._begin()
+        try:
+            self._connection = self._created()
+        except (sqlite3.Error, OSError):
+            self._home = _HOMES[-1]
+            self._connection = self._created()
 
     def _note(self, code: str, message: str) -> None:
         self.diagnostics = (*self.diagnostics[-3:], Diagnostic(code, "info", message))
 
-    def _load(self, connection: sqlite3.Connection) -> None:
-        """Read which skills and terms there are. Raises `IndexDamaged`."""
-        rows = connection.execute("SELECT name, number, seal FROM skill").fetchall()
-        if any(_seal(f"{number} {name}".encode()) != seal for name, number, seal in rows):
-            raise IndexDamaged("a skill does not fit its checksum")
-        (codes,) = connection.execute("SELECT codes FROM meta").fetchone()
-        self._numbers = {name: number for name, number, _ in rows}
+    def _load(self, connection: sqlite3.Connection) -> list[str]:
+        """Read which terms there are, and which skills, whose names are returned in the order of numbers. Raises `IndexDamaged`."""
+        codes, names = connection.execute("SELECT codes, names FROM meta").fetchone()
         self._codes = array("q", _checked(codes))
+        known = _checked(names).decode("utf-8", "surrogatepass").split("\n")[1:]  # each stands behind a line feed
+        self._numbers = dict(zip(known, count()))
+        return known
 
     def _add(self, names: Mapping[str, str], skills: Mapping[str, Skill]) -> None:
         """Read the skills that are missing, in one transaction; other processes wait for it and find them there."""
@@ -257,29 +326,30 @@ class SearchIndex:
         connection = self._opened()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            self._load(connection)
+            known = self._load(connection)
             missing = [full_id for full_id, name in names.items() if name not in self._numbers]
-            first = max(self._numbers.values(), default=-1) + 1
-            postings: defaultdict[str, bytearray] = defaultdict(bytearray)
-            count = 0
-            for number, full_id in enumerate(missing, first):
+            postings = _no_postings()
+            held = 0
+            for number, full_id in enumerate(missing, len(known)):
                 texts, complete = skill_texts(skills[full_id])
                 terms = skill_terms(texts)
                 # What could not be read in full is tried again by the next process.
-                name = names[full_id] + ("" if complete else " ?")
+                known.append(names[full_id] + ("" if complete else " ?"))
                 stream = _sealed(terms.stream.encode(_STREAM), number)
-                row = (number, name, _seal(f"{number} {name}".encode()), stream)
-                connection.execute("INSERT INTO skill VALUES (?, ?, ?, ?)", row)
+                connection.execute("INSERT INTO skill VALUES (?, ?)", (number, stream))
                 self._numbers[names[full_id]] = number
-                records = map(_POSTING.pack, repeat(number), terms.impacts(), terms.fields.values())
-                for term, record in zip(terms.weights, records, strict=True):
-                    postings[term].extend(record)
-                count += len(terms.weights)
-                if count > _BATCH:
+                start = number << 16
+                for term, entry in terms.entries.items():
+                    postings[term].append(start | entry)
+                held += len(terms.entries)
+                if held > _BATCH:
                     self._append(connection, postings)
-                    postings, count = defaultdict(bytearray), 0
+                    postings, held = _no_postings(), 0
             self._append(connection, postings)
-            connection.execute("UPDATE meta SET codes = ?", (_sealed(self._codes.tobytes()),))
+            listing = "".join([f"\n{name}" for name in known]).encode("utf-8", "surrogatepass")
+            connection.execute(
+                "UPDATE meta SET codes = ?, names = ?", (_sealed(self._codes.tobytes()), _sealed(listing))
+            )
             connection.execute("COMMIT")
         except BaseException:
             self._numbers = {}
@@ -288,15 +358,15 @@ class SearchIndex:
             self.close()
             raise
 
-    def _append(self, connection: sqlite3.Connection, postings: Mapping[str, bytearray]) -> None:
+    def _append(self, connection: sqlite3.Connection, postings: Mapping[str, array[int]]) -> None:
         """Add postings to those of earlier skills, in the order of keys, which is how the file lies."""
-        rows = sorted((_code(term), records) for term, records in postings.items())
+        rows = sorted((_code(term), entries) for term, entries in postings.items())
         cursor = connection.cursor()
-        for code, records in rows:
-            data: bytes | bytearray = records
+        for code, entries in rows:
+            data = _columns(entries)
             if self._has_code(code):
                 row = cursor.execute("SELECT postings FROM term WHERE code = ?", (code,)).fetchone()
-                data = _checked(row and row[0], code) + records
+                data = _joined(_checked(row and row[0], code), data)
             cursor.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (code, _sealed(data, code)))
         self._codes = array("q", sorted({*self._codes, *(code for code, _ in rows)}))
 
@@ -317,7 +387,7 @@ def _connect(uri: str) -> sqlite3.Connection:
 def _initialised(connection: sqlite3.Connection) -> sqlite3.Connection:
     for statement in _SCHEMA:
         connection.execute(statement)
-    connection.execute("INSERT INTO meta VALUES (?, ?)", (_identity(), _sealed(b"")))
+    connection.execute("INSERT INTO meta VALUES (?, ?, ?)", (_identity(), _sealed(b""), _sealed(b"")))
     return connection
 
 
@@ -333,6 +403,7 @@ def _identity() -> str:
 
     parts = (
         FORMAT,
+        sys.byteorder,
         dict(FIELDS),
         LENGTH_NORM,
         SATURATION,
@@ -347,6 +418,37 @@ def _identity() -> str:
 def _code(term: str) -> int:
     """Return the key of a term's row: 63 bits, so that two terms share one in none of our lifetimes."""
     return int.from_bytes(blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
+
+
+def _no_postings() -> defaultdict[str, array[int]]:
+    """Return a table for postings of terms, each posting the number of a skill times 65,536 and an entry of `SkillTerms`."""
+    return defaultdict(partial(array, "Q"))
+
+
+def _columns(postings: array[int]) -> bytes:
+    """Return postings as they are kept: all numbers, then all impacts, then all fields."""
+    if sys.byteorder == "big":
+        postings.byteswap()
+    data = postings.tobytes()
+    numbers = bytearray(len(postings) * _NUMBER)
+    for byte in range(_NUMBER):
+        numbers[byte::_NUMBER] = data[2 + byte :: postings.itemsize]
+    return bytes(numbers) + data[1 :: postings.itemsize] + data[:: postings.itemsize]
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return numbers, impacts and fields of kept postings."""
+    count = len(data) // _POSTING
+    return data[: _NUMBER * count], data[_NUMBER * count : -count], data[-count:]
+
+
+def _joined(before: bytes, after: bytes) -> bytes:
+    return b"".join(part for pair in zip(_cut(before), _cut(after), strict=True) for part in pair)
+
+
+def _postings(data: bytes) -> Postings:
+    numbers, impacts, fields = _cut(data)
+    return Postings(array("I", numbers), impacts, fields)
 
 
 def _seal(data: bytes | bytearray, key: int = 0) -> int:

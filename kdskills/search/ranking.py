@@ -47,6 +47,8 @@ FIELDS: Final[Mapping[str, FieldWeight]] = MappingProxyType(
 LENGTH_NORM: Final = 0.6
 """From 0, length plays no part, to 1, a mention in a field twice as long counts half."""
 
+_BITS: Final = {name: 1 << number for number, name in enumerate(FIELDS)}
+
 SATURATION: Final = 3.0
 """The weighted count at which an impact is half of what it can be."""
 
@@ -81,44 +83,66 @@ class SkillTerms(NamedTuple):
     """What a skill is found by.
 
     Attributes:
-        weights: `{term: its weighted count}`.
-        fields: `{term: where it stands}`, as bits in the order of FIELDS.
+        entries: `{term: entry}`: times 256, how much the skill says of the term, from 1 to `IMPACT_STEPS`; added to it the
+            fields the term stands in, as bits in the order of FIELDS.
         stream: One sign for each word of each field, with a line feed between fields.
     """
 
-    weights: dict[str, float]
-    fields: dict[str, int]
+    entries: dict[str, int]
     stream: str
-
-    def impacts(self) -> list[int]:
-        """Return the impact of each term, from 0 to `IMPACT_STEPS`, in the order of `weights`."""
-        return [round(IMPACT_STEPS * weight / (SATURATION + weight)) for weight in self.weights.values()]
 
 
 def skill_terms(texts: Mapping[str, str]) -> SkillTerms:
     """Return what a skill with these `{field: text}` is found by; the lead is taken from the body."""
-    body = texts.get("body", "")
-    lead = stems_of(body[:LEAD])
-    # What the cut parts in two is read as two words, which harms nothing.
     stems = {name: stems_of(text) for name, text in texts.items() if name != "body"}
-    stems |= {"lead": lead, "body": lead + stems_of(body[LEAD:])}
+    body = texts.get("body", "")
+    # What the cut parts in two is read as two words, which harms nothing.
+    stems["lead"] = stems_of(body[:LEAD])
+    stems["body"] = stems["lead"] + stems_of(body[LEAD:])
+    in_body = _mentions(stems["body"], FIELDS["body"].mentions)
+    steps, bit = _steps("body", len(stems["body"])), _BITS["body"]
+    # Most terms stand in the body alone, and few counts are different.
+    usual = [_entry(weight, bit) for weight in steps]
+    entries = {term: usual[count] for term, count in in_body.items()}
     weights: dict[str, float] = {}
     fields: dict[str, int] = {}
-    for number, (name, (weight, usual, most)) in enumerate(FIELDS.items()):
-        words = stems.get(name, [])
-        share = weight / (1 - LENGTH_NORM + LENGTH_NORM * len(words) / usual)
-        bit = 1 << number
-        for term, count in Counter(words).items():
-            weights[term] = weights.get(term, 0.0) + share * min(count, most)
-            fields[term] = fields.get(term, 0) | bit
+    for name in [each for each in FIELDS if each in stems and each != "body"]:
+        weighed, place = _steps(name, len(stems[name])), _BITS[name]
+        for term, count in _mentions(stems[name], FIELDS[name].mentions).items():
+            weights[term] = weights.get(term, 0.0) + weighed[count]
+            fields[term] = fields.get(term, 0) | place
+    different: dict[tuple[float, int], int] = {}  # most of these stand in the lead, and few weights are different
+    for term, weight in weights.items():
+        count = in_body.get(term, 0)
+        key = (weight + steps[count], fields[term] | bit if count else fields[term])
+        entries[term] = different.get(key) or different.setdefault(key, _entry(*key))
     sign = SIGNS.__getitem__
     stream = "\n".join("".join(map(sign, stems[name])) for name in FIELDS if name != "lead" and name in stems)
-    return SkillTerms(weights, fields, stream)
+    return SkillTerms(entries, stream)
 
 
 def stems_of(text: str) -> list[str]:
     """Return the stems of *text* in order, without words of grammar."""
     return list(chain.from_iterable(map(STEMS.__getitem__, runs(text))))
+
+
+def _mentions(words: list[str], most: int) -> dict[str, int]:
+    """Return how often each word is said, as far as it counts."""
+    counts = Counter(words)
+    for word in [word for word, count in counts.items() if count > most]:
+        counts[word] = most
+    return counts
+
+
+def _steps(name: str, length: int) -> list[float]:
+    """Return what 0, 1, 2, … mentions weigh in a field of this many words."""
+    weight, usual, most = FIELDS[name]
+    share = weight / (1 - LENGTH_NORM + LENGTH_NORM * length / usual)
+    return [share * count for count in range(most + 1)]
+
+
+def _entry(weight: float, fields: int) -> int:
+    return (round(IMPACT_STEPS * weight / (SATURATION + weight)) or 1) << 8 | fields
 
 
 class Question(NamedTuple):
@@ -139,7 +163,7 @@ def question_of(query: str) -> Question:
     sequence: list[str] = []
     for run in runs(query[:MAX_QUERY]):
         for stem in STEMS[run]:
-            words.setdefault(stem, run)
+            words.setdefault(stem, run.decode())
             sequence.append(stem)
     pairs = dict.fromkeys(zip(sequence, sequence[2:], strict=False), GAP_WEIGHT)
     return Question(words, pairs | dict.fromkeys(pairwise(sequence), PAIR_WEIGHT))

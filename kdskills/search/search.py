@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import nlargest
+from typing import Final, NamedTuple
 
 from kdskills.errors import Diagnostic
-from kdskills.search.index import IndexDamaged, SearchIndex
+from kdskills.search.index import IndexDamaged, Postings, SearchIndex
 from kdskills.search.ranking import (
     CANDIDATES,
     FIELDS,
@@ -94,7 +94,10 @@ class Searcher:
         self._listed = listed
         self._lock = threading.Lock()
         self._generation = -1
-        self._owners: dict[int, str] = {}
+        self._owners: list[str] = []
+        self._members: list[int] = []
+        self._mask = b""
+        self._holders: dict[str, int] = {}
 
     def find(self, query: str, *, limit: int, offset: int = 0, within: Callable[[str], bool] | None = None) -> Matches:
         """Return the skills that fit *query*, the best first, equal ones by full id.
@@ -107,81 +110,114 @@ class Searcher:
         """
         question = question_of(query)
         with self._lock:
-            try:
-                return self._find(question, limit, offset, within)
-            except IndexDamaged as damage:
-                self._index.discard(str(damage))
-                return self._find(question, limit, offset, within)
+            while True:
+                try:
+                    matches = self._find(question, limit, offset, within)
+                except IndexDamaged as damage:
+                    self._index.discard(str(damage), self._index.generation)
+                else:
+                    if self._generation == self._index.generation:  # else another thread found it damaged meanwhile
+                        return matches
 
     def _find(self, question: Question, limit: int, offset: int, within: Callable[[str], bool] | None) -> Matches:
-        owners = self._current_owners()
-        rows = self._index.postings(question.words, owners)
-        rarities = {term: rarity(len(owners), len(rows.get(term, ()))) for term in question.words}
-        terms = sorted(rarities, key=lambda term: (-rarities[term], term))[:MAX_TERMS]
-        scores: dict[int, float] = defaultdict(float)
-        for term in terms:
-            factor = rarities[term] / IMPACT_STEPS
-            for number, impact, _ in rows.get(term, ()):
-                scores[number] += factor * impact
-        last = len(scores) if within is not None else max(CANDIDATES, offset + limit)
-        first = _best(scores, owners, last)
-        numbers = {number for _, _, number in first}
-        holders = {
-            term: {number: bits for number, _, bits in rows[term] if number in numbers}
-            for term in terms
-            if term in rows
+        self._learn_numbers()
+        owners = self._owners
+        rows = {term: row.before(len(owners)) for term, row in self._index.postings(question.words).items()}
+        rarities = {
+            term: rarity(len(self._members), self._count(term, rows[term]) if term in rows else 0)
+            for term in question.words
         }
-        ranked = self._with_pairs(question, holders, first[:CANDIDATES], len(owners)) + first[CANDIDATES:]
-        if not ranked or is_too_low(-ranked[0][0], sum(rarities[term] for term in terms), len(owners)):
+        terms = sorted(rarities, key=lambda term: (-rarities[term], term))[:MAX_TERMS]
+        rows = {term: rows[term] for term in terms if self._holders.get(term)}
+        scores = [0.0] * len(owners)
+        for term, row in rows.items():
+            factor = rarities[term] / IMPACT_STEPS
+            steps = [factor * impact for impact in range(IMPACT_STEPS + 1)]
+            for number, impact in zip(row.numbers, row.impacts, strict=True):
+                scores[number] += steps[impact]
+        matching = [number for number in self._members if scores[number]]
+        first = _best(scores, owners, matching, CANDIDATES)
+        ranked = self._with_pairs(question, rows, first)
+        if not ranked or is_too_low(-ranked[0][0], sum(rarities[term] for term in terms), len(self._members)):
             return Matches((), 0, abstained=bool(ranked))
         if within is not None:
             ranked = [entry for entry in ranked if within(entry[1])]
-        page = [
-            Match(
-                full_id, -score, _why(question, {term: row[number] for term, row in holders.items() if number in row})
-            )
+        if within is not None or offset + limit > len(ranked):
+            taken = {number for _, _, number in first}
+            rest = [number for number in matching if number not in taken and (within is None or within(owners[number]))]
+            total = len(ranked) + len(rest)
+            ranked += _best(scores, owners, rest, offset + limit - len(ranked))
+        else:
+            total = len(matching)
+        page = tuple(
+            Match(full_id, -score, _why(question, {term: row.fields_in(number) for term, row in rows.items()}))
             for score, full_id, number in ranked[offset : offset + limit]
-        ]
-        return Matches(tuple(page), len(scores) if within is None else len(ranked), abstained=False)
+        )
+        return Matches(page, total, abstained=False)
 
-    def _with_pairs(
-        self, question: Question, holders: Mapping[str, Collection[int]], candidates: list[Ranked], total: int
-    ) -> list[Ranked]:
+    def _count(self, term: str, row: Postings) -> int:
+        """Return how many listed skills have a term."""
+        count = self._holders.get(term)
+        if count is None:
+            count = sum(map(self._mask.__getitem__, row.numbers))
+            if len(self._holders) > _MOST_COUNTS:
+                self._holders.clear()
+            self._holders[term] = count
+        return count
+
+    def _with_pairs(self, question: Question, rows: Mapping[str, Postings], candidates: list[Ranked]) -> list[Ranked]:
         """Order the best by words anew: neighbours of the question that are neighbours in a skill count by their rarity there."""
-        pairs = [(a, b, weight) for (a, b), weight in question.pairs.items() if a in holders and b in holders]
+        pairs = [(a, b, weight) for (a, b), weight in question.pairs.items() if a in rows and b in rows]
         if not pairs or not candidates:
             return candidates
-        streams = self._index.streams([number for _, _, number in candidates])
+        numbers = [number for _, _, number in candidates]
+        streams = dict(zip(numbers, self._index.streams(numbers), strict=True))
         shares = {number: pair_share(stream) for number, stream in streams.items()}
         bonuses = dict.fromkeys(streams, 0.0)
+        signs = {term: SIGNS[term] for pair in pairs for term in pair[:2]}
+        signed = {
+            term: {number for number, stream in streams.items() if sign in stream} for term, sign in signs.items()
+        }
         for first, second, weight in pairs:
-            pair = SIGNS[first] + SIGNS[second]
-            both = [number for number in holders[first] if number in holders[second] and number in streams]
-            neighbours = [number for number in both if pair in streams[number]]
-            factor = weight * rarity(total, len(neighbours))
+            pair = signs[first] + signs[second]
+            neighbours = [
+                number
+                for number in signed[first] & signed[second]
+                if pair in streams[number] and rows[first].fields_in(number) and rows[second].fields_in(number)
+            ]
+            factor = weight * rarity(len(self._members), len(neighbours))
             for number in neighbours:
                 bonuses[number] += factor * shares[number]
         return sorted((round(score - bonuses[number], 6), full_id, number) for score, full_id, number in candidates)
 
-    def _current_owners(self) -> dict[int, str]:
-        """Return `{number in the index: full id}` of the listed skills."""
-        if self._generation != self._index.ready():
-            numbers = self._index.numbers(self._known)
-            self._owners = {numbers[full_id]: full_id for full_id in self._listed}
-            self._generation = self._index.generation
-        return self._owners
+    def _learn_numbers(self) -> None:
+        """Ask for the numbers of the listed skills, where those known hold no longer."""
+        if self._generation == self._index.ready():
+            return
+        numbers = self._index.numbers(self._known)
+        self._generation = self._index.generation
+        self._owners = [""] * (1 + max(numbers.values(), default=-1))
+        for full_id in self._listed:
+            self._owners[numbers[full_id]] = full_id
+        self._members = [number for number, full_id in enumerate(self._owners) if full_id]
+        self._mask = bytes(map(bool, self._owners))
+        self._holders = {}
 
+
+_MOST_COUNTS: Final = 4096
+"""Terms of which it is remembered how many listed skills have them."""
 
 Ranked = tuple[float, str, int]
 """A negative score, a full id and its number in the index: sorted, the best stands first, and equal ones by id."""
 
 
-def _best(scores: Mapping[int, float], owners: Mapping[int, str], count: int) -> list[Ranked]:
-    """Return the *count* best, or all with the last one's score cut by id."""
-    # Rounded, so that the last digit of a logarithm, which machines differ in, decides nothing.
-    ordered = sorted(scores.values(), reverse=True)
-    bound = ordered[count - 1] - 2e-6 if len(ordered) > count else 0.0
-    return sorted((-round(score, 6), owners[n], n) for n, score in scores.items() if score >= bound)[:count]
+def _best(scores: Sequence[float], owners: Sequence[str], numbers: Sequence[int], count: int) -> list[Ranked]:
+    """Return the *count* best of the skills with these numbers; equal scores by id decide who is the last."""
+    bound = 0.0
+    if len(numbers) > count > 0:
+        # Rounded, so that the last digit of a logarithm, which machines differ in, decides nothing.
+        bound = nlargest(count, map(scores.__getitem__, numbers))[-1] - 2e-6
+    return sorted((-round(scores[n], 6), owners[n], n) for n in numbers if scores[n] >= bound)[: max(0, count)]
 
 
 def _why(question: Question, fields: Mapping[str, int]) -> dict[str, tuple[str, ...]]:

@@ -55,14 +55,15 @@ _SEPARATORS: Final = bytes(code if code < 128 and chr(code).isalnum() else 32 fo
 _MOST_RUNS: Final = 100_000
 
 
-def runs(text: str) -> list[str]:
-    """Return the runs of letters, digits and marks of *text*, in order; compatibility forms are unified (NFKC)."""
+def runs(text: str) -> list[bytes]:
+    """Return the runs of letters, digits and marks of *text*, in order, in UTF-8; compatibility forms are unified (NFKC)."""
     # Most texts are ASCII but for dashes and quotes: bytes are split several times faster than characters are classified.
     data = text.encode("utf-8", "surrogatepass")
     foreign = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
     if any(map(str.isalnum, foreign)):
-        return _RUN.findall(unicodedata.normalize("NFKC", text)[: 2 * len(text)])  # one character may become eighteen
-    return data.translate(_SEPARATORS).decode("ascii").split()
+        unified = unicodedata.normalize("NFKC", text)[: 2 * len(text)]  # one character may become eighteen
+        return [run.encode() for run in _RUN.findall(unified)]
+    return data.translate(_SEPARATORS).split()
 
 
 def _parts(run: str) -> list[str]:
@@ -91,7 +92,7 @@ def _parts_of_letters(run: str) -> list[str]:
 def _stemmer(language: str) -> Stemmer.Stemmer:
     import Stemmer
 
-    return Stemmer.Stemmer(language)
+    return Stemmer.Stemmer(language, 0)  # its cache costs more than it saves here, where each word is asked once
 
 
 _STEMMING = threading.Lock()
@@ -100,25 +101,30 @@ _STEMMING = threading.Lock()
 
 def _stem(part: str) -> str:
     word = part.casefold()[:MAX_WORD]
-    code = ord(word[0])
-    language = next((name for first, last, name in _SCRIPTS if first <= code <= last), "english")
+    language = "english" if word.isascii() else _language(ord(word[0]))
     with _STEMMING:
         stem: str = _stemmer(language).stemWord(word)
     return stem
+
+
+def _language(code: int) -> str:
+    return next((name for first, last, name in _SCRIPTS if first <= code <= last), "english")
 
 
 _STOP_STEMS: Final = STOP_WORDS | {"ani", "doe", "onli", "veri", "whi"}
 """Words of grammar as they are stemmed."""
 
 
-class _Stems(dict[str, tuple[str, ...]]):
+class _Stems(dict[bytes, tuple[str, ...]]):
     """The stems of a run's parts, in order and without words of grammar, worked out once."""
 
-    def __missing__(self, run: str) -> tuple[str, ...]:
-        parts = _parts(run)
-        # The one letter of a part stays: the s of S3 is no word of grammar.
-        alone = len(parts) == 1
-        stems = tuple(stem for stem in map(_stem, parts) if stem not in _STOP_STEMS or (len(stem) == 1 and not alone))
+    def __missing__(self, run: bytes) -> tuple[str, ...]:
+        # Most runs are one word of lower case.
+        stems = tuple(map(_stem, (run.decode(),) if run.isalpha() and run.islower() else _parts(run.decode())))
+        if not _STOP_STEMS.isdisjoint(stems):
+            # The one letter of a part stays: the s of S3 is no word of grammar.
+            alone = len(stems) == 1
+            stems = tuple(stem for stem in stems if stem not in _STOP_STEMS or (len(stem) == 1 and not alone))
         if len(run) <= MAX_WORD:
             if len(self) >= _MOST_RUNS:
                 self.clear()

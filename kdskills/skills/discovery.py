@@ -452,9 +452,11 @@ class SkillLoader:
         self._base = base
         self._reader = reader
 
-    def content(self, path: str, full_id: str, files: tuple[str, ...], digests: tuple[str, ...]) -> RegistryContent:
+    def content(
+        self, path: str, full_id: str, files: tuple[str, ...], digests: tuple[str, ...], below: tuple[str, ...]
+    ) -> RegistryContent:
         """Return the source of a skill's long texts."""
-        return RegistryContent(self._reader, self._base, path, full_id, files, digests)
+        return RegistryContent(self._reader, self._base, path, full_id, files, digests, below)
 
     def __call__(
         self,
@@ -484,7 +486,7 @@ class SkillLoader:
         if (
             old is not None
             and old.layout_namespace == layout_namespace
-            and (old.files, old.digests) == (skill.files, skill.digests)
+            and (old.files, old.digests, old.below) == (skill.files, skill.digests, tuple(skill.below))
             and all(skill.digests)
         ):
             parsed = ParsedSkill(old.skill, old.diagnostics, old.full_id)
@@ -522,7 +524,7 @@ class SkillLoader:
             fixed_namespace=fixed,
             layer=self._root.kind,
             file=f"{self._base}/{path}/{name}",
-            content=lambda full_id: self.content(path, full_id, skill.files, skill.digests),
+            content=lambda full_id: self.content(path, full_id, skill.files, skill.digests, tuple(skill.below)),
             form=JsonMapping,
             tools=skill.tools,
             findings=skill.findings,

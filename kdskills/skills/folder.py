@@ -448,15 +448,22 @@ class ContentReader:
 class RegistryContent:
     """The long texts of a registered skill, read on first use and compared with what discovery saw.
 
-    `files` names the skill file, then its companions, and `digests` has the digest of each. The readers raise `RootMissing`
-    when the file is gone, and `RootChanged` (`skill_changed`) when it has changed and the registry is verified; otherwise a
-    changed file is `stale`.
+    `files` names the skill file, then its companions, and `digests` has the digest of each; `below` are the folders in the
+    skill, relative to the root, or None where nobody looked. The readers raise `RootMissing` when the file is gone, and
+    `RootChanged` (`skill_changed`) when it has changed and the registry is verified; otherwise a changed file is `stale`.
     """
 
-    __slots__ = ("_base", "_digests", "_files", "_path", "_reader", "_ref")
+    __slots__ = ("_base", "_below", "_digests", "_files", "_path", "_reader", "_ref")
 
     def __init__(
-        self, reader: ContentReader, base: str, path: str, ref: str, files: tuple[str, ...], digests: tuple[str, ...]
+        self,
+        reader: ContentReader,
+        base: str,
+        path: str,
+        ref: str,
+        files: tuple[str, ...],
+        digests: tuple[str, ...],
+        below: tuple[str, ...] | None = None,
     ) -> None:
         self._reader = reader
         self._base = base
@@ -464,6 +471,13 @@ class RegistryContent:
         self._ref = ref
         self._files = files
         self._digests = digests
+        self._below = below
+
+    def may_have(self, *names: str) -> list[str]:
+        """Return those of *names* that may be folders of the skill: all where nobody looked."""
+        if not self._below:
+            return [] if self._below is not None else list(names)
+        return [name for name in names if f"{self._path}/{name}" in self._below]
 
     def _read(self, names: tuple[str, ...], default: T, read: Callable[..., ContentRead[T]]) -> ContentRead[T]:
         # A companion that could not be read then is not read now.

@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -29,8 +29,8 @@ from kdskills.skills.private_files import private_folder, replace_file
 from kdskills.skills.roots import PlainFolder, RootScan, SkillRecord, SkillRoot, make_record
 
 Row = list[Any]
-ContentMaker = Callable[[str, str, tuple[str, ...], tuple[str, ...]], SkillContent]
-"""Makes the source of a skill's long texts from its folder, full id, file names and their digests."""
+ContentMaker = Callable[[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], SkillContent]
+"""Makes the source of a skill's long texts from its folder, full id, file names, their digests, and the folders in it."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -59,6 +59,10 @@ class JsonMapping(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._decoded())
+
+    def items(self) -> ItemsView[str, Any]:
+        """Return keys and values, decoded once for all of them."""
+        return self._decoded().items()
 
     def __repr__(self) -> str:
         return repr(self._decoded())
@@ -180,19 +184,20 @@ def _record_from(
     row: Row, frontmatter: str, stamps: bytes, root: SkillRoot, base: str, content: ContentMaker
 ) -> SkillRecord:
     """Return the record a row describes; *base* is the resolved root."""
-    path, namespace, below, names, hashes, _, newest, nested, notes, full_id, values, findings = row
+    path, namespace, folders, names, hashes, _, newest, nested, notes, full_id, values, findings = row
+    below = tuple(folders) if folders else ()
     files = _file_names(names)
     digests = tuple(hashes.split(" "))
     diagnostics = notes_from(findings)
     skill = None
     if values is not None:
-        source = content(path, full_id, files, digests)
+        source = content(path, full_id, files, digests, below)
         file = f"{base}/{path}/{files[0]}"
         skill = _skill_from(values, frontmatter, diagnostics, source, root.kind, file, digests[0])
     return make_record(
         path,
         sys.intern(namespace),
-        tuple(below) if below else (),
+        below,
         files,
         digests,
         stamps,

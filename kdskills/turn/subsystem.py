@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar,
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
 from kdskills.errors import ContextOrder, Diagnostic, NoActiveSkills, StrPath
-from kdskills.skills.index import search_file
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import RefreshReport, SkillRoot, Snapshot, order_roots
@@ -109,7 +108,12 @@ class SkillsSubsystem:
         self._auto_refresh = auto_refresh
         self._environment = environment
         self._source_key = source_key
-        self._search_index = index_maker(None if source.exported is not None else search_file(index_dir, self.roots))
+        file = None
+        if source.exported is None:
+            from kdskills.skills.index import search_file
+
+            file = search_file(index_dir, self.roots)
+        self._search_index = index_maker(file)
         self._lock = threading.Lock()
         self._refreshed: float | None = None
         self._state: SubsystemState | None = None

@@ -245,8 +245,8 @@ class SkillView:
         matches = self._searcher(by).find(query, limit=limit, offset=offset, within=within)
         hits = []
         for match in matches.page:
-            entry, skill = self._entry_of[match.full_id], self.listed[match.full_id]
-            facts = (entry.short_id, entry.display_name, skill.description, skill.tokens)
+            skill = self.listed[match.full_id]
+            facts = (self._short_id_of[match.full_id], self.names_by_id[match.full_id], skill.description, skill.tokens)
             hits.append(SearchHit(match.full_id, *facts, match.score, match.why))
         more = offset + len(hits) < matches.total
         return SearchResult(tuple(hits), matches.total, more, matches.abstained, self.state.search_index().diagnostics)
@@ -263,8 +263,8 @@ class SkillView:
         return searcher
 
     @cached_property
-    def _entry_of(self) -> Mapping[str, CatalogEntry]:
-        return {entry.full_id: entry for entry in self._entries}
+    def _short_id_of(self) -> Mapping[str, str]:
+        return {full_id: short_id for short_id, full_id in self.short_ids.items()}
 
     @cached_property
     def names_by_id(self) -> Mapping[str, str]:
