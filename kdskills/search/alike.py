@@ -122,5 +122,9 @@ def _names(text: str, skill: Skill) -> bool:
 def _own_words(skill: Skill, other: Skill) -> Set[str]:
     """Return the words that *skill* has in its id and in its description, and *other* in neither."""
     others = {*stems_of(other.id), *stems_of(other.description)}
-    words = {run.casefold() for run in runs(skill.id)} & {run.casefold() for run in runs(skill.description)}
-    return {word for word in words if not others.issuperset(STEMS[word])}
+    words = _words(skill.id) & _words(skill.description)
+    return {word for word in words if not others.issuperset(STEMS[word.encode()])}
+
+
+def _words(text: str) -> Set[str]:
+    return frozenset(run.decode().casefold() for run in runs(text))

@@ -88,6 +88,55 @@ def test_a_change_reads_what_changed(zoo: None, write: Write, build: Build, read
     assert sorted(reads) == ["zoo.keeper", "zoo.vet"]
 
 
+def _aged(folder: Path) -> None:
+    """Make every file and folder ten seconds old: younger ones are never taken for unchanged."""
+    for path in [folder, *folder.rglob("*")]:
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 10))
+
+
+def test_an_edited_script_is_read_again(
+    zoo: None, write: Write, build: Build, reads: list[str], tmp_path: Path
+) -> None:
+    """Scripts and references that were edited, added or removed in place are noticed by the next process, and no others read."""
+    folder = write("zoo.vet", "Heals.", files={"scripts/a.py": "# Weighs lions\n", "references/b.md": "# Bones\n"})
+    write("zoo.cook", "Cooks.", files={"scripts/c.py": "# Boils rice\n"})
+    _aged(tmp_path / "skills")
+    assert found(build().view(), "lions") == ["zoo.vet"]
+    reads.clear()
+    assert found(build().view(), "lions") == ["zoo.vet"]
+    assert reads == []
+    (folder / "scripts" / "a.py").write_text("# Weighs bears\n")
+    _aged(folder / "scripts")
+    assert (found(build().view(), "lions"), found(build().view(), "bears")) == ([], ["zoo.vet"])
+    (folder / "references" / "d.md").write_text("# Muscles\n")
+    assert found(build().view(), "muscles") == ["zoo.vet"]
+    (folder / "references" / "b.md").unlink()
+    assert found(build().view(), "bones") == []
+    assert set(reads) == {"zoo.vet"}
+
+
+def test_a_folder_of_scripts_that_comes_later_is_read(zoo: None, build: Build, tmp_path: Path) -> None:
+    """A skill that had no scripts is searched by those it gets, after a refresh and in the next process."""
+    subsystem = build()
+    assert found(subsystem.view(), "lions") == []
+    scripts = tmp_path / "skills" / "zoo" / "keeper" / "scripts"
+    scripts.mkdir()
+    (scripts / "a.py").write_text("# Weighs lions\n")
+    subsystem.refresh()
+    assert found(subsystem.view(), "lions") == ["zoo.keeper"]
+    assert found(build().view(), "lions") == ["zoo.keeper"]
+
+
+def test_what_changed_a_moment_ago_is_not_taken_for_unchanged(zoo: None, write: Write, build: Build) -> None:
+    """An edit of equal size in the same tick of the clock is seen once the tick is over."""
+    script = write("zoo.vet", "Heals.", files={"scripts/a.py": "# lions\n"}) / "scripts" / "a.py"
+    before = script.stat()
+    assert found(build().view(), "lions") == ["zoo.vet"]
+    script.write_text("# bears\n")
+    os.utime(script, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert found(build().view(), "bears") == ["zoo.vet"]
+
+
 def test_a_view_answers_for_its_own_moment(zoo: None, write: Write, build: Build) -> None:
     """A view taken before a change finds what was there then; the new one finds the new text."""
     subsystem = build()
