@@ -202,7 +202,7 @@ class Copier:
 BUILDER = 3
 """Raised whenever the layout of the tree changes."""
 
-GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "turn")
+GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "search", "turn")
 PYTHON = "/usr/local/bin/python3"
 KEEP_S = 3 * 3600.0
 """Trees nobody has used for so long are removed; every run touches the one it uses, and none lasts that long."""

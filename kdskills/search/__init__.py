@@ -5,7 +5,17 @@ Nothing here knows policy: a view hands in what may be found.
 
 from __future__ import annotations
 
-from kdskills.search.index import SearchIndex
-from kdskills.search.search import Match, Matches, Searcher, SearchHit, SearchResult
+from kdskills.errors import OperatorMustAct
+
+try:
+    from kdskills.search.index import SearchIndex
+    from kdskills.search.search import Match, Matches, Searcher, SearchHit, SearchResult
+except ModuleNotFoundError as missing:
+    # As in an image that somebody made for generated code: everything else works there.
+    raise OperatorMustAct(
+        f"skills cannot be searched here, because {missing.name} is not installed",
+        code="search_unavailable",
+        module=missing.name,
+    ) from missing
 
 __all__ = ["Match", "Matches", "SearchHit", "SearchIndex", "SearchResult", "Searcher"]

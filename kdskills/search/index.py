@@ -26,6 +26,8 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Final, NamedTuple
 
+import Stemmer
+
 from kdskills.errors import Diagnostic
 from kdskills.search.ranking import FIELDS, LEAD, LENGTH_NORM, SATURATION, skill_terms
 from kdskills.search.texts import files_stamp, skill_texts
@@ -399,8 +401,6 @@ def _is_ours(connection: sqlite3.Connection) -> bool:
 
 def _identity() -> str:
     """Return everything that decides which rows a text gives."""
-    import Stemmer
-
     parts = (
         FORMAT,
         sys.byteorder,

@@ -11,10 +11,9 @@ import threading
 import unicodedata
 import zlib
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import Stemmer
+import Stemmer
 
 MAX_WORD: Final = 64
 """Characters of a word that count."""
@@ -90,8 +89,6 @@ def _parts_of_letters(run: str) -> list[str]:
 
 @cache
 def _stemmer(language: str) -> Stemmer.Stemmer:
-    import Stemmer
-
     return Stemmer.Stemmer(language, 0)  # its cache costs more than it saves here, where each word is asked once
 
 

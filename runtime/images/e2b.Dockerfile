@@ -6,4 +6,4 @@ FROM python:3.12-slim-bookworm
 RUN apt-get update \
  && apt-get install -y --no-install-recommends bash coreutils jq \
  && rm -rf /var/lib/apt/lists/* \
- && pip install --no-cache-dir "pydantic>=2.9,<3" "PyYAML>=6.0.2" "Jinja2>=3.1.4"
+ && pip install --no-cache-dir "pydantic>=2.9,<3" "PyYAML>=6.0.2" "Jinja2>=3.1.4" "PyStemmer>=2.2.0.1"

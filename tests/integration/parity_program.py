@@ -13,6 +13,15 @@ def outcome(answer):
     return ["refused", answer.code, answer.full_id]
 
 
+QUESTIONS = ("", "write a brief for the press", "who is it for, and what is new?", "the walrus eats at noon")
+
+
+def found(result):
+    """Return an answer as plain values."""
+    hits = [[hit.full_id, hit.short_id, hit.name, hit.score, dict(hit.why)] for hit in result.hits]
+    return [hits, result.total, result.more, result.abstained]
+
+
 def answers(refs):
     """Return what can be seen and had here, as JSON."""
     view = get_active_view()
@@ -37,6 +46,7 @@ def answers(refs):
         "block": hashlib.sha256(block.encode()).hexdigest(),
         "block_text": str(block),
         "compact": str(compact),
+        "search": {question: found(view.search(question)) for question in QUESTIONS},
         "trees": {skill.full_id: skill.tree_digest() for skill in map(view.skills.get, sorted(view.skills))},
     }
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,6 +248,23 @@ def test_any_text_is_a_question(office: None, build: Build, query: str) -> None:
     """Any text has an answer, the same twice."""
     view = build().view()
     assert view.search(query) == view.search(query)
+
+
+def test_without_a_package_it_needs_the_search_says_so(office: None, tmp_path: Path) -> None:
+    """Where PyStemmer or SQLite is missing, as in an image made by others, the call is refused with a code, and nothing else is."""
+    program = (
+        "import sys; sys.modules[sys.argv[1]] = None\n"
+        "from kdskills import SkillsSubsystem\nfrom kdskills.errors import KdskillsError\n"
+        "view = SkillsSubsystem({}, bundle_root=sys.argv[2], index_dir=None).view()\n"
+        "print(len(view.listed))\n"
+        "for _ in range(2):\n"
+        "    try: view.search('x')\n"
+        "    except KdskillsError as error: print(error.code, error.details['module'])\n"
+    )
+    for module in ("Stemmer", "sqlite3"):
+        command = [sys.executable, "-c", program, module, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("4\n" + f"search_unavailable {module}\n" * 2, "")
 
 
 def test_repeating_words_raises_no_skill(write: Write, build: Build) -> None:
