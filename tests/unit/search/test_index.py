@@ -7,6 +7,8 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -266,29 +268,59 @@ def test_without_a_folder_nothing_is_written(zoo: None, build: Build, tmp_path: 
     assert not (tmp_path / "index").exists()
 
 
-def test_a_full_disk_is_told_and_survived(zoo: None, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An index that cannot be written falls back to one of this process."""
+LIMITED = """
+import resource, sys, tempfile
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+from kdskills.turn import SkillsSubsystem
+view = SkillsSubsystem({}, bundle_root=sys.argv[1], index_dir=sys.argv[1] + "/index", auto_refresh=None).view()
+for query in ("walrus fish", "penguins swim"):
+    result = view.search(query)
+    print(*(hit.full_id for hit in result.hits), *sorted({note.code for note in result.diagnostics}))
+"""
 
-    def full(*_: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
 
-    original = index_module.SearchIndex._append
-    monkeypatch.setattr(index_module.SearchIndex, "_append", full)
-    subsystem = build()
-    monkeypatch.setattr(index_module.SearchIndex, "_fall_back", _falling_back(monkeypatch, original))
-    result = subsystem.view().search("walrus fish")
+@pytest.mark.parametrize("size", [0, 1000, 10_000, 40_000, 100_000])
+def test_a_full_disk_is_told_and_survived(zoo: None, write: Write, tmp_path: Path, size: int) -> None:
+    """Where files may not grow, at whatever moment, the index lives in memory, and says so."""
+    for number in range(100):
+        words = " ".join(f"w{number}x{word}" for word in range(60))
+        write(f"zoo.s{number}", "Sweeps the yard.", body=words)
+    command = [sys.executable, "-c", LIMITED, str(tmp_path), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = "zoo.feeder index_not_written\nzoo.guide index_not_written\n"
+    assert (done.stdout, done.stderr) == (answer, "")
+    assert list((tmp_path / "index").glob(".*.search.*")) == []
+
+
+def test_where_no_folder_can_be_the_index_lives_in_memory(zoo: None, build: Build, tmp_path: Path) -> None:
+    """A folder that can be neither made nor written is told, and costs nobody an answer."""
+    result = build(index_dir="/proc/nowhere").view().search("walrus fish")
     assert [hit.full_id for hit in result.hits] == ["zoo.feeder"]
-    assert [note.code for note in result.diagnostics] == ["index_not_written"]
+    assert {note.code for note in result.diagnostics} == {"index_not_written"}
 
 
-def _falling_back(monkeypatch: pytest.MonkeyPatch, append: Callable[..., None]) -> Callable[..., None]:
-    original = index_module.SearchIndex._fall_back
+def test_a_file_that_breaks_under_many_threads_harms_none(
+    zoo: None, write: Write, build: Build, tmp_path: Path
+) -> None:
+    """Threads that find the file damaged at once build it anew once, and every answer is the right one."""
+    for number in range(40):
+        write(f"zoo.s{number}", "Sweeps the yard.", body="Brooms. " * 50)
+    subsystem = build()
+    views = [subsystem.view(name) for name in ("a", "b", "c", "d")]
+    assert {tuple(found(view)) for view in views} == {("zoo.feeder",)}
+    path, answers = kept_file(tmp_path), []
 
-    def fall_back(index: index_module.SearchIndex, error: Exception) -> None:
-        monkeypatch.setattr(index_module.SearchIndex, "_append", append)
-        original(index, error)
+    def ask(view: SkillView) -> None:
+        answers.extend(tuple(found(view)) for _ in range(25))
 
-    return fall_back
+    threads = [threading.Thread(target=ask, args=(view,)) for view in views * 2]
+    for thread in threads:
+        thread.start()
+    with path.open("r+b") as file:
+        file.truncate(3000)
+    for thread in threads:
+        thread.join()
+    assert answers == [("zoo.feeder",)] * 200
 
 
 # ---- many at once ------------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kdskills.search import SearchHit
+from kdskills.search import SearchHit, SearchResult
+from kdskills.search import texts as texts_module
 from kdskills.turn import SkillView
 from tests.unit.search.conftest import Build, Write
 
@@ -136,37 +139,97 @@ def test_options_out_of_range_are_refused(office: None, build: Build, options: d
 # ---- policy ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("agents", "front"),
-    [
-        ({"w": {"disabled": ["secret.*"]}}, {}),
-        ({"*": {"disabled": ["secret.*"]}}, {}),
-        ({"w": {"enabled": ["office.*", "code.*"]}}, {}),
-        ({}, {"agent_disclosure": "hidden"}),
-        ({}, {"include_for": ["nobody"]}),
-        ({}, {"disable-model-invocation": True}),
-        ({}, {"description": ""}),
-    ],
-    ids=["denied", "denied to all", "not enabled", "hidden", "for others", "for people", "invalid"],
+QUESTIONS = (
+    "minutes of a meeting",
+    "pull request security",
+    "invoice",
+    "quantum",
+    "plans trips by trains and flights",
 )
+OUT_OF_REACH = {
+    "denied": ({"w": {"disabled": ["secret.*"]}}, {}),
+    "denied to all": ({"*": {"disabled": ["secret.*"]}}, {}),
+    "not enabled": ({"w": {"enabled": ["office.*", "code.*"]}}, {}),
+    "hidden": ({}, {"agent_disclosure": "hidden"}),
+    "for others": ({}, {"include_for": ["nobody"]}),
+    "for people": ({}, {"disable-model-invocation": True}),
+    "gated": ({}, {"files": {"tools.yaml": "- {id: lab.quantum, required: true}\n"}}),
+    "of imports refused": ({"w": {"imports": "strict"}}, {"imports": ["nobody.nothing"]}),
+    "invalid": ({}, {"description": ""}),
+    "with broken tools": ({}, {"files": {"tools.yaml": "tools: 7\n"}}),
+}
+
+
+@pytest.mark.parametrize(("agents", "front"), OUT_OF_REACH.values(), ids=OUT_OF_REACH)
 def test_what_a_consumer_may_not_have_changes_nothing_it_sees(
     office: None, write: Write, build: Build, agents: dict[str, Any], front: dict[str, Any]
 ) -> None:
     """A hundred skills out of reach change no hit, score, total or word of an answer."""
-    queries = [
-        "minutes of a meeting",
-        "pull request security",
-        "invoice",
-        "quantum",
-        "plans trips by trains and flights",
-    ]
-    before = [build(agents).view("w").search(query) for query in queries]
+    before = [build(agents).view("w", tools=["x"]).search(query) for query in QUESTIONS]
     body = "Minutes of a meeting, pull request, security, invoice, trains, flights, quantum. " * 5
     for number in range(100):
         write(f"secret.s{number}", body=body, **({"description": "Minutes and invoices."} | front))
-    view = build(agents).view("w")
-    assert [view.search(query) for query in queries] == before
+    view = build(agents).view("w", tools=["x"])
+    assert [view.search(query) for query in QUESTIONS] == before
     assert len(view.state.snapshot.skills) + len(view.state.snapshot.invalid) == 104
+
+
+WORD = st.sampled_from(
+    ["minutes", "meeting", "pull", "request", "security", "invoice", "trains", "quantum", "office", "code", "reviewer"]
+)
+
+
+@settings(
+    max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+@given(
+    reason=st.sampled_from(sorted(OUT_OF_REACH)),
+    secrets=st.lists(st.lists(WORD, max_size=30).map(" ".join), min_size=1, max_size=8),
+    question=st.lists(WORD, min_size=1, max_size=8).map(" ".join),
+)
+def test_no_words_out_of_reach_change_an_answer(
+    office: None, write: Write, build: Build, reason: str, secrets: list[str], question: str
+) -> None:
+    """Whatever skills out of reach say, however many they are and why, answers stay equal, page by page."""
+    agents, front = OUT_OF_REACH[reason]
+
+    def ask() -> list[SearchResult]:
+        view = build(agents).view("w", tools=["x"])
+        whole = [view.search(question, limit=limit, offset=offset) for limit, offset in ((10, 0), (1, 0), (2, 1))]
+        return [*whole, view.search(question, namespace="office"), view.search(question, namespace="secret")]
+
+    before = ask()
+    folders = [
+        write(f"secret.s{number}", body=text, **({"description": f"Says {text}."} | front))
+        for number, text in enumerate(secrets)
+    ]
+    after = ask()
+    for folder in folders:
+        shutil.rmtree(folder)
+    assert after == before
+
+
+def test_words_of_skills_out_of_reach_take_the_way_of_unknown_words(
+    office: None, write: Write, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question of words that only denied skills have reads the same rows of the index as one of words nobody has."""
+    for number in range(50):
+        write(f"secret.s{number}", "Bends quarks.", body="Quarks in a chromodynamic lattice. " * 20)
+    view = build({"w": {"disabled": ["secret.*"]}}).view("w")
+    view.search("begin")
+    index = view.state.search_index()
+    original, asked = index._blobs, []
+
+    def noting(statement: str, keys: Sequence[int]) -> dict[int, bytes]:
+        asked.append((statement, len(keys)))
+        return original(statement, keys)
+
+    monkeypatch.setattr(index, "_blobs", noting)
+    denied = view.search("bend quarks in a chromodynamic lattice")
+    ways, asked[:] = list(asked), []
+    assert denied == view.search("bind quirks in a chromosomic latrine")
+    assert (denied.hits, denied.total, denied.abstained) == ((), 0, False)
+    assert asked == ways
 
 
 def test_only_what_the_asker_may_start_is_found(write: Write, build: Build) -> None:
@@ -303,6 +366,16 @@ def test_broken_texts_are_searched_as_far_as_they_go(write: Write, build: Build)
     view = build().view()
     assert ids(view, "walrus") == ["odd.one"]
     assert ids(view, "passwd") == ids(view, "root bash") == []
+
+
+def test_a_folder_of_too_many_files_is_not_looked_into(write: Write, build: Build) -> None:
+    """A skill with thousands of references costs the listing of a thousand names, and is found by the rest of it."""
+    files = {f"references/r{number}.md": "# Walrus\n" for number in range(texts_module.MAX_ENTRIES + 1)}
+    write("big.one", "Weighs ships.", body="Anchors.", files=files)
+    write("small.one", "Weighs boats.", files={"references/deep/er/r.md": "# Walrus\n", "references/a.md": "# Seal\n"})
+    view = build().view()
+    assert ids(view, "walrus") == []
+    assert (ids(view, "anchors"), ids(view, "seal")) == (["big.one"], ["small.one"])
 
 
 def test_a_skill_that_is_gone_is_found_by_its_listing(write: Write, build: Build) -> None:
