@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,16 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("path_exists: ")
     assert [path.name for path in tmp_path.rglob("*")] == ["many", "mine"]
+
+
+def test_a_turn_without_a_request_makes_nothing(tmp_path: Path) -> None:
+    """Where there is nothing to run, no folder is made; with a request `run` makes it, too."""
+    bare = Path(shutil.copytree(ROOT / "bundles/hello", tmp_path / "bare"))
+    demo = (bare / "demo.yaml").rename(tmp_path / "other.yaml")
+    done = kdskills("demo", bare, "--many", tmp_path / "many", "--trust")
+    assert (done.returncode, done.stderr.partition(":")[0]) == (2, "request_missing")
+    assert not (tmp_path / "many").exists()
+    words = ("Greet Ada in French", "--model", f"replay:{demo}", "--many", tmp_path / "many", "--crowd", 3, "--trust")
+    done = kdskills("run", bare, *words, "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((tmp_path / "many/skills").glob("*/*/SKILL.md"))) == 3

@@ -175,13 +175,13 @@ async def run(
 ) -> RunOutput:
     """Run one turn."""
     bundle = bundles.open(arguments.bundle, context, tools=True)
-    if arguments.many is not None:  # a copy is trusted as what it was copied from
-        await asyncio.to_thread(bundle_in_crowd, bundle, arguments.many, arguments.crowd, arguments.consumer)
-        bundle = bundles.open(arguments.many, replace(context, trust=bundle.trusted), tools=True)
     demo = None if bundle.demo_path is None else read_cassette(bundle.demo_path)
     request = arguments.request or (demo.request if demo else "")
     if not request:
         raise BadRequest(f"{bundle.name} has no demo.yaml with a request: say what to do", code="request_missing")
+    if arguments.many is not None:  # a copy is trusted as what it was copied from
+        await asyncio.to_thread(bundle_in_crowd, bundle, arguments.many, arguments.crowd, arguments.consumer)
+        bundle = bundles.open(arguments.many, replace(context, trust=bundle.trusted), tools=True)
     is_demo, out = arguments.request is None, arguments.out
     demo_files = demo.files if is_demo and demo is not None else ()
     answer_role = arguments.answer_role or (demo.expect.get("answer_role") if demo else None)

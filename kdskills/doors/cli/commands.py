@@ -339,8 +339,8 @@ def narrator() -> Emit:
     words={
         "files": Word("--file", "-f", help="File handed in with the request."),
         "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
+        "crowd": Word(ranged=True),
     },
-    hidden=("many", "crowd"),
     trust=True,
     narrator=narrator,
 )
