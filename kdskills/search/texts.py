@@ -69,13 +69,13 @@ def files_stamp(skill: Skill) -> str:
     Nothing is read: names, sizes and times tell. What has changed less than two seconds ago may change again within the same
     tick of the clock, and is told as such.
     """
-    folders = _folders(skill)
-    if not folders:
+    if isinstance(skill.content, RegistryContent) and skill.content.below == ():  # asked of ten thousand at a start
         return ""
     stamps: list[bytes] = []
-    for folder in folders:
-        with _entries(skill, folder) as (_, entries), suppress(OSError):  # gone since it was listed
-            for entry in entries:
+    top = os.path.dirname(skill.file or "")  # noqa: PTH120 - as below
+    for folder in _folders(skill):
+        with suppress(OSError):  # gone since discovery, or since it was listed
+            for entry in _listed(f"{top}/{folder}"):
                 stamps += (os.fsencode(entry.name), stamp_of(entry.stat(follow_symlinks=False)))
     if not stamps:
         return ""
@@ -127,13 +127,18 @@ def _entries(skill: Skill, folder: str) -> Iterator[tuple[int, list[os.DirEntry[
             opened.callback(os.close, top)
             descriptor = open_folder_at(top, folder, folder)
             opened.callback(os.close, descriptor)
-            with os.scandir(descriptor) as listing:
-                entries = list(islice(listing, MAX_ENTRIES + 1))
-            if len(entries) <= MAX_ENTRIES:  # which ones the system names first differs between machines
-                files = sorted(
-                    (entry for entry in entries if entry.is_file(follow_symlinks=False)), key=attrgetter("name")
-                )
-        yield descriptor, files[:MAX_FILES]
+            files = _listed(descriptor)
+        yield descriptor, files
+
+
+def _listed(folder: int | str) -> list[os.DirEntry[str]]:
+    """Return the files of a folder that are looked into, first by name; none of too many. Raises `OSError`."""
+    with os.scandir(folder) as listing:
+        entries = list(islice(listing, MAX_ENTRIES + 1))
+    if len(entries) > MAX_ENTRIES:  # which ones the system names first differs between machines
+        return []
+    files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    return sorted(files, key=attrgetter("name"))[:MAX_FILES]
 
 
 def _head(folder: int, name: str) -> str:

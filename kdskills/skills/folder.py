@@ -453,7 +453,7 @@ class RegistryContent:
     `RootChanged` (`skill_changed`) when it has changed and the registry is verified; otherwise a changed file is `stale`.
     """
 
-    __slots__ = ("_base", "_below", "_digests", "_files", "_path", "_reader", "_ref")
+    __slots__ = ("_base", "_digests", "_files", "_path", "_reader", "_ref", "below")
 
     def __init__(
         self,
@@ -471,13 +471,13 @@ class RegistryContent:
         self._ref = ref
         self._files = files
         self._digests = digests
-        self._below = below
+        self.below = below
 
     def may_have(self, *names: str) -> list[str]:
         """Return those of *names* that may be folders of the skill: all where nobody looked."""
-        if not self._below:
-            return [] if self._below is not None else list(names)
-        return [name for name in names if f"{self._path}/{name}" in self._below]
+        if self.below is None:
+            return list(names)
+        return [name for name in names if f"{self._path}/{name}" in self.below]
 
     def _read(self, names: tuple[str, ...], default: T, read: Callable[..., ContentRead[T]]) -> ContentRead[T]:
         # A companion that could not be read then is not read now.
