@@ -33,6 +33,7 @@ def test_the_demo_finds_its_skills_among_a_thousand(tmp_path: Path) -> None:
     generated = [path for path in (tmp_path / "many/skills").glob("*/*/SKILL.md") if path.parent.parent.name != "press"]
     assert len(generated) > 1000
     assert read_transcript(Path(answer["transcript"])).result is not None
+    shutil.rmtree(Path(answer["result"]["files"][0]["location"]).parent)
 
 
 def test_the_number_of_skills_is_the_callers(tmp_path: Path) -> None:
