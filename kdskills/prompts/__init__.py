@@ -15,6 +15,7 @@ from kdskills.prompts.blocks import (
     render_block,
 )
 from kdskills.prompts.catalog import LEVELS, Catalog, CatalogEntry, CatalogFormat, Locations, render_catalog
+from kdskills.prompts.listing import CatalogListing
 
 __all__ = [
     "DISCLOSURE_RULE",
@@ -24,6 +25,7 @@ __all__ = [
     "Catalog",
     "CatalogEntry",
     "CatalogFormat",
+    "CatalogListing",
     "Locations",
     "hidden_alias",
     "prompt_environment",

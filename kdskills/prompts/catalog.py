@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 CatalogFormat = Literal["gallery", "xml", "json"]
 Locations = Literal["host", "logical", "none"]
 
-LEVELS = ("full", "trimmed", "short", "names", "partial")
-"""What is left out, by level: nothing, lists, long descriptions, descriptions, skills."""
+LEVELS = ("full", "trimmed", "short", "names", "partial", "ranked")
+"""What is left out, by level: nothing, lists, long descriptions, descriptions, skills, and all that fit a request less."""
+
+LISTED_LENGTH = 240
+"""Characters of a description where not all skills are listed."""
 
 _SHORT_LENGTHS = (240, 120, 60)
 _FIRST_TRY = 32
@@ -65,6 +68,7 @@ class Catalog:
         total: Skills there are.
         tokens: Size of `text` by the counter used.
         diagnostics: `budget_too_small` when nothing could be shown.
+        listed: Full ids of the skills in the text, in order; empty where it shows them all.
     """
 
     text: str
@@ -73,10 +77,11 @@ class Catalog:
     total: int
     tokens: int
     diagnostics: tuple[Diagnostic, ...] = ()
+    listed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class CatalogDraft:
     """What every rendering of one catalog shares."""
 
     entries: tuple[CatalogEntry, ...]
@@ -86,6 +91,7 @@ class _Draft:
     environment: jinja2.Environment | None
 
     def rows(self, entries: Sequence[CatalogEntry], level: int, length: int | None) -> list[dict[str, object]]:
+        """Return *entries* as the form shows them at *level*, descriptions cut to *length*."""
         if self.format == "xml":  # most catalogs are this one, and it shows three fields only
             return [_xml_row(entry, _description(entry, level, length), level, self.locations) for entry in entries]
         form = _FORMS[self.format]
@@ -115,13 +121,29 @@ class _Draft:
         return size
 
     def render(self, rows: list[dict[str, object]], *, partial: bool = False) -> str:
+        """Return the text of *rows*, which are all there are unless it is *partial*."""
         if self.format == "json":
             if partial:
                 counts: dict[str, object] = {"shown": len(rows), "total": len(self.entries)}
                 rows = [*rows, counts | ({"more": self.hint} if self.hint else {})]
             return json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
         hint = xml_value(self.hint) if self.format == "xml" else self.hint
-        values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint}
+        values = {"entries": rows, "total": len(self.entries), "partial": partial, "hint": hint, **_ALL_LISTED}
+        return render(_TEMPLATES[self.format], self.environment, values)
+
+    def render_listed(self, entries: Sequence[CatalogEntry], lines: Sequence[str], length: int = LISTED_LENGTH) -> str:
+        """Return a text of some entries in this order, over *lines* that tell what else there is.
+
+        A skill is shown in the same characters whatever stands beside it.
+        """
+        rows, total, rest = self.rows(entries, 2, length), len(self.entries), len(self.entries) - len(entries)
+        if self.format == "json":
+            head: dict[str, object] = {"total": total} | ({"namespaces": list(lines)} if lines else {})
+            tail: dict[str, object] = {"not_listed": rest} | ({"more": self.hint} if self.hint else {})
+            return json.dumps([head, *rows, tail], ensure_ascii=False, separators=(",", ":"))
+        shown = xml_value if self.format == "xml" else str
+        values = {"entries": rows, "total": total, "partial": True, "hint": shown(self.hint), "listed": True}
+        values |= {"lines": list(map(shown, lines)), "rest": f"{rest:,}" if rest else ""}
         return render(_TEMPLATES[self.format], self.environment, values)
 
     def _at_level(self, entry: CatalogEntry, level: int, length: int | None) -> CatalogEntry:
@@ -135,6 +157,7 @@ class _Draft:
         return entry if level == 1 else replace(entry, description="", version=None, digest="")
 
 
+_ALL_LISTED: Mapping[str, object] = {"lines": (), "rest": "", "listed": False}
 _TEMPLATES = {"gallery": "gallery.j2", "xml": "available_skills.xml.j2"}
 
 
@@ -164,12 +187,7 @@ def render_catalog(
     Raises:
         ValueError: *format* or *locations* is none of the above.
     """
-    if format != "xml" and format not in _FORMS:
-        raise ValueError(f"unknown catalog format {format!r}: gallery, xml or json")
-    if locations not in {"host", "logical", "none"}:
-        raise ValueError(f"unknown locations {locations!r}: host, logical or none")
-    order = (lambda e: (e.display_name, e.location)) if format == "xml" else (lambda e: (e.full_id, ""))
-    draft = _Draft(tuple(sorted(entries, key=order)), format, locations, one_line(search_hint or ""), environment)
+    draft = draft_of(entries, format, locations, search_hint, environment)
     total = len(draft.entries)
     room = 4 * budget if budget is not None and draft.estimable(count) else None
     bare = draft.bare_size() if room is not None else 0
@@ -187,7 +205,23 @@ def render_catalog(
     return _partial(draft, frozenset(pinned), budget or 0, count)
 
 
-def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCounter) -> Catalog:
+def draft_of(
+    entries: Sequence[CatalogEntry],
+    format: CatalogFormat,  # noqa: A002 - as `render_catalog` calls it
+    locations: Locations,
+    search_hint: str | None = None,
+    environment: jinja2.Environment | None = None,
+) -> CatalogDraft:
+    """Return what every rendering of these skills shares; arguments and errors are those of `render_catalog`."""
+    if format != "xml" and format not in _FORMS:
+        raise ValueError(f"unknown catalog format {format!r}: gallery, xml or json")
+    if locations not in {"host", "logical", "none"}:
+        raise ValueError(f"unknown locations {locations!r}: host, logical or none")
+    order = (lambda e: (e.display_name, e.location)) if format == "xml" else (lambda e: (e.full_id, ""))
+    return CatalogDraft(tuple(sorted(entries, key=order)), format, locations, one_line(search_hint or ""), environment)
+
+
+def _partial(draft: CatalogDraft, pinned: frozenset[str], budget: int, count: TokenCounter) -> Catalog:
     """Show as many names as fit. Only texts that were counted and fit are returned, so no counter can fool it."""
     first = {e.full_id for e in draft.entries if pinned & {e.full_id, e.display_name, e.short_id}}
     order = sorted(draft.entries, key=lambda e: e.full_id not in first)
@@ -210,11 +244,15 @@ def _partial(draft: _Draft, pinned: frozenset[str], budget: int, count: TokenCou
     if best is None and draft.hint:
         return _partial(replace(draft, hint=""), pinned, budget, count)
     if best is None:
-        message = f"a budget of {budget} tokens has no room for the frame of a catalog"
-        too_small = Diagnostic("budget_too_small", "warning", message, fix="raise the budget")
-        return Catalog("", 4, 0, total, 0, (too_small,))
+        return Catalog("", 4, 0, total, 0, (too_small(budget),))
     row_count, text, tokens = best
     return Catalog(text, 4, row_count, total, tokens)
+
+
+def too_small(budget: int) -> Diagnostic:
+    """Return the finding about a budget that nothing fits."""
+    message = f"a budget of {budget} tokens has no room for the frame of a catalog"
+    return Diagnostic("budget_too_small", "warning", message, fix="raise the budget")
 
 
 def _lines(items: Sequence[str]) -> list[str]:
@@ -253,7 +291,7 @@ def _location(entry: CatalogEntry, locations: Locations) -> str | None:
 def _frame_size(located: bool) -> int:
     """Return the characters the shipped XML template adds to the values of one skill with a description."""
     row = {"name": "", "description": "", "location": "" if located else None}
-    values = {"total": 1, "partial": False, "hint": ""}
+    values = {"total": 1, "partial": False, "hint": "", **_ALL_LISTED}
     sizes = [len(render(_TEMPLATES["xml"], None, {"entries": rows, **values})) for rows in ([row], [])]
     return sizes[0] - sizes[1]
 

@@ -119,7 +119,13 @@ class Core:
 
     async def commit(self, record: SessionRecord, active: Iterable[LoadedSkill]) -> SessionRecord:
         """Put the next version of *record* holding *active*. Raises StoreConflict when it was overtaken."""
-        following = record.with_active(tuple(active), self.config.clock())
+        return await self._put(record, record.with_active(tuple(active), self.config.clock()))
+
+    async def commit_shown(self, record: SessionRecord, **shown: tuple[str, ...]) -> SessionRecord:
+        """Put the next version of *record* with another `listed` or `located`. Raises StoreConflict when it was overtaken."""
+        return await self._put(record, record.following(self.config.clock(), **shown))
+
+    async def _put(self, record: SessionRecord, following: SessionRecord) -> SessionRecord:
         with store_errors():
             await self.store.put(following, expect=record.version)
         await self.remember(following)

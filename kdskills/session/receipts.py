@@ -176,6 +176,19 @@ class ScriptResult:
 
 
 @dataclass(frozen=True, slots=True)
+class SearchReceipt:
+    """The answer of `skills.search`: a catalog of the hits as text, their names, the best first, and how many share a word."""
+
+    text: str
+    names: tuple[str, ...]
+    total: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of `skills.search`."""
+        return {"names": list(self.names), "total": self.total}
+
+
+@dataclass(frozen=True, slots=True)
 class ToolSuccess:
     """The answer of a tool that did what was asked; `ok` tells the two forms of a reply apart.
 
@@ -212,7 +225,10 @@ ToolReply = ToolSuccess | ToolFailure
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """The top-level text of a model call; `base` is the bundle's own text, which stands between rules and catalog."""
+    """The top-level text of a model call; `base` is the bundle's own text, which stands between rules and catalog.
+
+    `listed` are the names the catalog shows, of `total` skills.
+    """
 
     rules: str
     available: str
@@ -220,6 +236,8 @@ class PromptParts:
     base: str = ""
     tokens: int = 0
     level: int = 0
+    listed: tuple[str, ...] = ()
+    total: int = 0
 
     @property
     def text(self) -> str:

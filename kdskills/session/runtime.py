@@ -366,11 +366,18 @@ class SkillRuntime:
         return await scripts.run_script(self._core, Call(session_id, scope), run)
 
     async def instructions(
-        self, session_id: str, *, budget: Budget | None = None, scope: TurnScope = NO_TURN
+        self, session_id: str, *, request: str | None = None, budget: Budget | None = None, scope: TurnScope = NO_TURN
     ) -> PromptParts:
-        """Return the top-level text of the next model call, part by part."""
-        call = Call(session_id, replace(scope, budget=budget) if budget is not None else scope)
-        return await instructions(self._core, call, self._catalogs, tools.offered(self._core, scope.tools))
+        """Return the top-level text of the next model call, part by part.
+
+        Where not all skills fit the budget, those that fit *request*, what the user asks, are listed.
+        """
+        scope = replace(
+            scope,
+            request=scope.request if request is None else request,
+            budget=scope.budget if budget is None else budget,
+        )
+        return await instructions(self._core, Call(session_id, scope), self._catalogs)
 
     async def call(
         self, session_id: str, tool: str, arguments: Mapping[str, Any] | str, *, scope: TurnScope = NO_TURN
@@ -397,10 +404,11 @@ class SkillRuntime:
         """Return the tools to offer: none when nothing is visible or active. Does no I/O on the store."""
         record = self._core.resident(session_id) if session_id is not None else None
         gate = scope.view or self._core.gate_of(record.consumer if record else self.config.consumer)
-        names = sorted(gate.names)
-        if not names and not (record and record.active):
+        if not gate.names and not (record and record.active):
             return ()
-        return self._catalogs.specs(tools.offered(self._core, scope.tools), tuple(names), style)
+        fits = self._catalogs.whole(self._core, Call(session_id or "", scope), gate) is not None
+        names = tools.enumerated(gate, record, fits)
+        return self._catalogs.specs(tools.offered(self._core, scope.tools, fits=fits), names, style)
 
     def _mutable(self) -> SkillCatalog:
         if self._catalog is None:
@@ -482,9 +490,9 @@ class Session:
             self.id, path, skill=skill, args=args, env=env, workdir=workdir, timeout_s=timeout_s, scope=self.scope
         )
 
-    async def instructions(self, *, budget: Budget | None = None) -> PromptParts:
+    async def instructions(self, *, request: str | None = None, budget: Budget | None = None) -> PromptParts:
         """Return the top-level text of the next model call, part by part."""
-        return await self._runtime.instructions(self.id, budget=budget, scope=self.scope)
+        return await self._runtime.instructions(self.id, request=request, budget=budget, scope=self.scope)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str) -> ToolReply:
         """Answer a tool call of a model; its mistakes are replies with `ok=False`, never raised."""

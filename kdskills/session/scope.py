@@ -94,13 +94,14 @@ class TurnSources:
 class TurnScope:
     """What calls made within one turn use; a session outside a turn has the empty scope.
 
-    Under the turn's frozen `view` removal still acts at once; without `sources` bodies are shown as written. `base` is
+    Under the turn's frozen `view` removal still acts at once; `request` is what a catalog that does not fit is ranked for; without `sources` bodies are shown as written. `base` is
     the bundle's own text, between rules and catalog; `tools` are dotted ids of those the model is offered, None is all
     that are enabled; `style` is `safe` or `dotted`. No `budget`, `count` or `events` means the runtime's. `secrets` is
     called with the secret values of a script before it runs, so that they can be masked.
     """
 
     view: Gate | None = None
+    request: str = ""
     workspace: Workspace | None = None
     sources: TurnSources | None = None
     base: str = ""

@@ -47,6 +47,8 @@ class _Wire(BaseModel):
     touched_at: _Moment
     max_active: Annotated[int, Field(ge=1)] | None = 8
     active: list[_Entry] = []
+    listed: tuple[str, ...] = ()
+    located: tuple[str, ...] = ()
     bodies: dict[str, str] = {}
 
 
@@ -59,7 +61,9 @@ class SessionSnapshot:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of schema `kdskills.session/1`."""
-        return {"schema": SCHEMA, **asdict(self.record, dict_factory=_plain), "bodies": dict(self.bodies)}
+        facts = asdict(self.record, dict_factory=_plain)
+        shown = {name: ids for name in ("listed", "located") if (ids := facts.pop(name))}
+        return {"schema": SCHEMA, **facts, **shown, "bodies": dict(self.bodies)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SessionSnapshot:

@@ -15,7 +15,7 @@ from kdskills.skills.model import Skill
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot, Snapshot
 from kdskills.skills.selection import Refused, Rules
-from kdskills.turn.export import SubsystemState
+from kdskills.turn.export import SubsystemState, index_maker
 from kdskills.turn.view import SkillView, build_view
 
 Locations = Literal["host", "logical", "none"]
@@ -46,6 +46,7 @@ class SkillCatalog:
         self._skills = {skill.full_id: skill for skill in skills}
         self._views: dict[str, SkillView] = {}
         self._generation = 0
+        self._search_index = index_maker(None)
         self.diagnostics = tuple(diagnostics)
 
     @classmethod
@@ -101,4 +102,4 @@ class SkillCatalog:
             generation=self._generation,
             built_at=0,
         )
-        return SubsystemState(SkillsDescriptor(), snapshot)
+        return SubsystemState(SkillsDescriptor(), snapshot, search_index=self._search_index)

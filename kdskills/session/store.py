@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest, CallerMustAct, OperatorMustAct
 
@@ -42,7 +42,10 @@ class LoadedSkill:
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A session as a store keeps it; `version` grows by one with each change."""
+    """A session as a store keeps it; `version` grows by one with each change.
+
+    `listed` are the full ids that its catalog shows, in order, where not all skills fit; `located` those its searches gave.
+    """
 
     session_id: str
     consumer: str
@@ -51,6 +54,8 @@ class SessionRecord:
     touched_at: datetime
     max_active: int | None = 8
     active: tuple[LoadedSkill, ...] = ()
+    listed: tuple[str, ...] = ()
+    located: tuple[str, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -68,7 +73,11 @@ class SessionRecord:
 
     def with_active(self, active: Sequence[LoadedSkill], now: datetime) -> SessionRecord:
         """Return the next version with *active*."""
-        return replace(self, active=tuple(active), version=self.version + 1, touched_at=now)
+        return self.following(now, active=tuple(active))
+
+    def following(self, now: datetime, **changes: Any) -> SessionRecord:
+        """Return the next version, with *changes* of fields."""
+        return replace(self, version=self.version + 1, touched_at=now, **changes)
 
 
 @dataclass(frozen=True, slots=True)

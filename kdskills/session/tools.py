@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -15,25 +16,30 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from kdskills.errors import KdskillsError, ModelMustAct, SessionError
 from kdskills.models import ToolSpec
-from kdskills.prompts import ActiveEntry, Catalog, hidden_alias, render_active
+from kdskills.prompts import LEVELS, ActiveEntry, Catalog, CatalogListing, hidden_alias, render_active
 from kdskills.session import loading, reading, scripts
 from kdskills.session.approval import origin_of
 from kdskills.session.codes import invalid, refuse
-from kdskills.session.core import Call, Core, GatedSession
+from kdskills.session.core import TRIES, Call, Core, GatedSession, conflict
 from kdskills.session.loading import adopt, loaded_now, public_id, public_name, shown_text
 from kdskills.session.receipts import (
     LoadReceipt,
     PromptParts,
     ReadResult,
     ScriptResult,
+    SearchReceipt,
     ToolFailure,
     ToolReply,
     ToolSuccess,
     UnloadReceipt,
 )
 from kdskills.session.source import Gate
+from kdskills.session.store import SessionRecord, StoreConflict
 
 MAX_ENUM: Final = 250
+MAX_QUERY: Final = 20_000
+MAX_LOCATED: Final = 50
+"""Skills of one search, and those of earlier ones that a session remembers."""
 
 _Text = WithJsonSchema({"type": "string"})
 _Seconds = WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
@@ -55,6 +61,13 @@ class LoadInput(_Input):
         "replace",
         description="replace: only these skills are loaded afterwards. add: they come after the ones already loaded.",
     )
+
+
+class SkillSearchInput(_Input):
+    """Arguments of `skills.search`."""
+
+    query: str = Field(description="What is to be done, in words.", min_length=1, max_length=MAX_QUERY)
+    limit: int = Field(10, ge=1, le=MAX_LOCATED, description="Most skills to return.")
 
 
 class UnloadInput(_Input):
@@ -92,16 +105,18 @@ class RunScriptInput(_Input):
 INPUTS: Final[Mapping[str, type[_Input]]] = MappingProxyType(
     {
         "skills.load": LoadInput,
+        "skills.search": SkillSearchInput,
         "skills.unload": UnloadInput,
         "skills.read": ReadInput,
         "skills.run_script": RunScriptInput,
     }
 )
-"""The four tools by dotted id, in the order they are offered."""
+"""The five tools by dotted id, in the order they are offered."""
 
 DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "skills.load": "Load skills so that their instructions apply from the next step on.",
+        "skills.search": "Find skills that are not listed, by what is to be done.",
         "skills.unload": "Unload skills whose instructions are no longer needed.",
         "skills.read": "Read a file of a loaded skill.",
         "skills.run_script": "Run a script of a loaded skill in isolation and return its output.",
@@ -172,12 +187,13 @@ def specs(tools: Sequence[str], names: Sequence[str], style: str = "safe") -> tu
     )
 
 
-Answer = LoadReceipt | UnloadReceipt | ReadResult | ScriptResult
+Answer = LoadReceipt | SearchReceipt | UnloadReceipt | ReadResult | ScriptResult
 
 
-def offered(core: Core, selected: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the dotted ids of the tools in force, in their order."""
-    enabled = tuple(tool for tool in INPUTS if tool != "skills.run_script" or core.config.run_scripts)
+def offered(core: Core, selected: Sequence[str] | None = None, *, fits: bool = False) -> tuple[str, ...]:
+    """Return the dotted ids of the tools in force, in their order; a catalog that *fits* needs no search."""
+    off = {"skills.search": fits, "skills.run_script": not core.config.run_scripts}
+    enabled = tuple(tool for tool in INPUTS if not off.get(tool))
     return enabled if selected is None else tuple(tool for tool in enabled if tool in selected)
 
 
@@ -193,6 +209,8 @@ async def _receipt(core: Core, call: Call, tool: str, arguments: Mapping[str, An
     request = parse(INPUTS[tool], arguments)
     if isinstance(request, LoadInput):
         return await loading.load(core, call, request.names, request.mode, "model")
+    if isinstance(request, SkillSearchInput):
+        return await search(core, call, request)
     if isinstance(request, UnloadInput):
         return await loading.unload(core, call, request.names, request.all)
     if isinstance(request, ReadInput):
@@ -229,6 +247,8 @@ def succeeded(core: Core, tool: str, receipt: Answer) -> ToolReply:
     """Return the reply of an answer, with the bodies and their pins when bodies travel in results."""
     wire = receipt.to_json()
     pin = None
+    if isinstance(receipt, SearchReceipt):
+        return ToolSuccess(tool, result=wire, text=receipt.text)
     if isinstance(receipt, LoadReceipt):
         # Text of third parties is material for the model, not instructions: it always travels here.
         bodies = [skill for skill in receipt.bodies if core.config.body_in == "result" or skill.receipt.origin]
@@ -251,13 +271,17 @@ def wire_text(wire: Mapping[str, Any]) -> str:
 
 
 V = TypeVar("V")
-PARTIAL: Final = 4
+NAMES: Final = LEVELS.index("names")
+"""From this level on something else is listed than all skills with what they do."""
+
+RANKED_HITS: Final = 100
 _CACHE_SIZE: Final = 32
 ELSEWHERE: Final = "Third-party text: it is in the result of the call that loaded this skill. Load it again to read it."
 """Stands in the prompt for the text of a skill with an origin, which is never top-level text."""
 
 _USES: Final = {
     "skills.load": "call {name} with their names when a task calls for them; mode add keeps what is loaded",
+    "skills.search": "call {name} with what is to be done to find skills that are not listed, and load them by name",
     "skills.unload": "call {name} when they are no longer needed",
     "skills.read": "call {name} to read the files they mention",
     "skills.run_script": "call {name} to run their scripts, which are isolated; do not retype a script",
@@ -282,11 +306,13 @@ def rules_text(tools: Sequence[str], *, style: str = "safe", offered: bool = Tru
 
 
 class Catalogs:
-    """Catalog texts and tool specs already made, by view and arguments; at most 32 of each."""
+    """Catalogs, listings, answers to requests and tool specs already made, by view and arguments; at most 32 of each."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._texts: OrderedDict[Hashable, Catalog] = OrderedDict()
+        self._listings: OrderedDict[Hashable, CatalogListing] = OrderedDict()
+        self._hits: OrderedDict[Hashable, tuple[str, ...]] = OrderedDict()
         self._specs: OrderedDict[Hashable, tuple[ToolSpec, ...]] = OrderedDict()
 
     def _once(self, cache: OrderedDict[Hashable, V], key: Hashable, make: Callable[[], V]) -> V:
@@ -301,16 +327,30 @@ class Catalogs:
                 cache.popitem(last=False)
         return value
 
-    def catalog_text(self, core: Core, call: Call, gate: Gate, pinned: Sequence[str]) -> Catalog:
-        """Return the XML catalog within the budget. Active skills matter only where not all fit."""
-        budget = core.budget(call.scope).catalog
-        count = call.scope.count or core.config.count
-        base = (gate.digest, budget, core.config.locations, count)
-        render = partial(gate.catalog, "xml", budget=budget, count=count, locations=core.config.locations)
-        text = self._once(self._texts, base, render)
-        if text.level < PARTIAL or not pinned:
-            return text
-        return self._once(self._texts, (*base, tuple(pinned)), partial(render, pinned=tuple(pinned)))
+    def whole(self, core: Core, call: Call, gate: Gate) -> Catalog | None:
+        """Return the XML catalog of all skills with what they do, or None when that does not fit the budget."""
+        facts = _facts(core, call)
+        catalog = self._once(self._texts, (gate.digest, *facts.values()), lambda: gate.catalog("xml", **facts))
+        return catalog if catalog.level < NAMES else None
+
+    def listing(self, core: Core, call: Call, gate: Gate) -> CatalogListing:
+        """Return what lists a part of the skills within the budget."""
+        facts = _facts(core, call)
+        asks = call.scope.tools is None or "skills.search" in call.scope.tools
+        name = safe_name("skills.search") if call.scope.style == "safe" else "skills.search"
+        hint = f"Call {name} with what is to be done to find them." if asks else None
+        key = (gate.digest, hint, *facts.values())
+        return self._once(self._listings, key, lambda: gate.listing("xml", search_hint=hint, **facts))
+
+    async def hits(self, gate: Gate, request: str) -> tuple[str, ...]:
+        """Return the full ids of the skills that fit *request*, the best first."""
+        key = (gate.digest, request)
+        with self._lock:
+            known = self._hits.get(key)
+        if known is None:
+            result = await asyncio.to_thread(gate.search, request, limit=RANKED_HITS)
+            known = tuple(hit.full_id for hit in result.hits)
+        return self._once(self._hits, key, lambda: known)
 
     def specs(self, tools: tuple[str, ...], names: tuple[str, ...], style: str) -> tuple[ToolSpec, ...]:
         """Return the specs of *tools*, built once per set of names and spelling."""
@@ -337,18 +377,83 @@ def active_text(core: Core, call: Call, session: GatedSession) -> str:
     return render_active(entries)
 
 
-async def instructions(core: Core, call: Call, catalogs: Catalogs, offered: Sequence[str]) -> PromptParts:
+async def listed_now(core: Core, call: Call, catalogs: Catalogs, session: GatedSession) -> tuple[GatedSession, Catalog]:
+    """Return the catalog of a session where not all skills fit, and the session, which remembers what it lists."""
+    gate = session.gate
+    listing = catalogs.listing(core, call, gate)
+    hits = await catalogs.hits(gate, call.scope.request) if call.scope.request else ()
+    named = gate.named_in(call.scope.request)
+    for _ in range(TRIES):
+        record = session.record
+        loaded = tuple(full_id for full_id in record.ids if full_id in gate.names_by_id)
+        listed = listing.following(record.listed, (*loaded, *named), hits, gate.pinned)
+        if listed != record.listed:
+            try:
+                await core.commit_shown(record, listed=listed)
+            except StoreConflict:
+                session = await loaded_now(core, call)
+                continue
+            catalog = listing.catalog(listed)
+            gone = len(set(record.listed) - set(listed))
+            core.emit(
+                call, "catalog.truncated", shown=catalog.shown, total=catalog.total, level=catalog.level, gone=gone
+            )
+            return session, catalog
+        return session, listing.catalog(listed)
+    raise conflict(call.session_id)
+
+
+async def instructions(core: Core, call: Call, catalogs: Catalogs) -> PromptParts:
     """Return the parts for a model call. Equal state gives equal bytes."""
     session = await loaded_now(core, call)
     adopt(call, session)
+    whole = catalogs.whole(core, call, session.gate)
+    session, catalog = await listed_now(core, call, catalogs, session) if whole is None else (session, whole)
     gate, record = session.gate, session.record
-    pinned = [full_id for full_id in record.ids if full_id in gate.names_by_id]
-    catalog = catalogs.catalog_text(core, call, gate, pinned)
-    if catalog.total and catalog.shown < catalog.total:
-        core.emit(call, "catalog.truncated", shown=catalog.shown, total=catalog.total, level=catalog.level)
     in_text = core.config.body_in == "instructions"
-    tools = offered if gate.names or record.active else ()
+    tools = offered(core, call.scope.tools, fits=whole is not None) if gate.names or record.active else ()
     rules = rules_text(tools, style=call.scope.style, offered=in_text)
     active = active_text(core, call, session) if in_text else ""
-    parts = PromptParts(rules, catalog.text, active, call.scope.base.strip(), level=catalog.level)
+    ids = catalog.listed if whole is None else gate.names_by_id
+    listed = tuple(sorted(gate.names_by_id[full_id] for full_id in ids))
+    base = call.scope.base.strip()
+    parts = PromptParts(rules, catalog.text, active, base, 0, catalog.level, listed, catalog.total)
     return replace(parts, tokens=core.count(call.scope, parts.text))
+
+
+def enumerated(gate: Gate, record: SessionRecord | None, fits: bool) -> tuple[str, ...]:
+    """Return the names that a tool's schema offers: all there are, or those a session was shown."""
+    if fits:
+        return tuple(sorted(gate.names))
+    shown = (*record.listed, *record.located, *record.ids) if record is not None else ()
+    names = gate.names_by_id
+    return tuple(dict.fromkeys(names[full_id] for full_id in shown if full_id in names))
+
+
+async def search(core: Core, call: Call, request: SkillSearchInput) -> SearchReceipt:
+    """Return the skills that fit a query; they may be loaded at once, and stand among the names offered."""
+    for _ in range(TRIES):
+        session = await core.gated_session(call)
+        gate, record = session.gate, session.record
+        result = await asyncio.to_thread(gate.search, request.query, limit=request.limit)
+        ids = tuple(hit.full_id for hit in result.hits)
+        facts = _facts(core, call) | {"budget": core.budget(call.scope).result}
+        catalog = gate.listing("xml", mapped=False, **facts).catalog(ids)
+        located = tuple(dict.fromkeys((*catalog.listed, *record.located)))[:MAX_LOCATED]
+        if located != record.located:
+            try:
+                await core.commit_shown(record, located=located)
+            except StoreConflict:
+                continue
+        names = tuple(gate.names_by_id[full_id] for full_id in catalog.listed)
+        return SearchReceipt(catalog.text if names else NOTHING_FITS, names, result.total)
+    raise conflict(call.session_id)
+
+
+NOTHING_FITS: Final = "No skill fits. Say in other words what is to be done, or go on without a skill."
+
+
+def _facts(core: Core, call: Call) -> dict[str, Any]:
+    """Return what decides how the catalogs of a call are rendered."""
+    count = call.scope.count or core.config.count
+    return {"budget": core.budget(call.scope).catalog, "locations": core.config.locations, "count": count}

@@ -227,7 +227,7 @@ class TurnFinished(Event):
 class PromptBuilt(Event):
     """What the next model call sends: the digest of its top-level text, the skills on offer and those active.
 
-    `tokens` estimates text, tools and history together. `text` is given the first time it is used in the turn; `asked`
+    `available` are the names in the catalog, of `total` skills. `tokens` estimates text, tools and history together. `text` is given the first time it is used in the turn; `asked`
     is the last user message where it is not the turn's request.
     """
 
@@ -236,16 +236,20 @@ class PromptBuilt(Event):
     digest: str
     tokens: int
     available: tuple[str, ...] = ()
+    total: int = 0
     active: tuple[str, ...] = ()
     text: str = ""
     asked: str = ""
 
 
 class CatalogTruncated(Event):
-    """The catalog did not fit its budget in full; `level` says how far it was cut."""
+    """Not all skills fit the catalog's budget: it lists `shown` of `total`, and `gone` that it listed before no longer."""
 
     type: Literal["catalog.truncated"] = "catalog.truncated"
     level: int
+    shown: int = 0
+    total: int = 0
+    gone: int = 0
 
 
 class ModelRequested(Event):

@@ -270,6 +270,7 @@ def _turn(
     view = system.subsystem.view(consumer, tools=system.tool_ids)
     scope = TurnScope(
         view=view,
+        request=request,
         workspace=workspace,
         sources=sources,
         base=settings.base_text,

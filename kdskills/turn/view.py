@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,7 +33,7 @@ from kdskills.skills.selection import (
 from kdskills.turn.export import SubsystemState, export_view
 
 if TYPE_CHECKING:
-    from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, Locations
+    from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, CatalogListing, Locations
     from kdskills.search import Searcher, SearchResult
     from kdskills.skills.explain import Explanation
     from kdskills.sources import SourcesPool
@@ -90,6 +91,11 @@ class InstructionBlock(str):
 _STARTERS = frozenset(get_args(By))
 
 MAX_HITS: Final = 1000
+MAX_NAMED: Final = 16
+"""Skills that a request may name."""
+MAX_NAMING: Final = 20_000
+"""Characters of a request that are looked through for names."""
+_NAMED = re.compile(r"(?<![\w$:.-])(?:(?:\$|sk:)([\w-]+(?:\.[\w-]+)?)|[\w-]+\.[\w-]+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,6 +224,34 @@ class SkillView:
             environment=self.state.environment,
         )
 
+    def listing(
+        self,
+        format: CatalogFormat = "xml",  # noqa: A002 - as `catalog` calls it
+        *,
+        budget: int,
+        count: TokenCounter = estimate_tokens,
+        locations: Locations = "logical",
+        search_hint: str | None = None,
+        mapped: bool = True,
+    ) -> CatalogListing:
+        """Return what decides and renders which skills are listed where not all fit; *mapped* adds the namespaces."""
+        from kdskills.prompts.catalog import draft_of
+        from kdskills.prompts.listing import CatalogListing
+
+        draft = draft_of(self._entries, format, locations, search_hint, self.state.environment)
+        return CatalogListing(draft, budget, count, mapped)
+
+    @cached_property
+    def pinned(self) -> tuple[str, ...]:
+        """Full ids of listed skills whose `metadata.kdskills.pin` is true; those of remote origins cannot pin themselves."""
+        return tuple(full_id for full_id, skill in self.listed.items() if _pins_itself(skill))
+
+    def named_in(self, text: str) -> tuple[str, ...]:
+        """Return the full ids of listed skills that *text* names as `$name`, `sk:name` or by full id, in order."""
+        refs = dict.fromkeys(match[1] or match[0] for match in _NAMED.finditer(text[:MAX_NAMING]))
+        ids = (self._target(ref, self.short_ids, True)[0] for ref in refs)
+        return tuple(dict.fromkeys(full_id for full_id in ids if full_id and full_id in self.listed))[:MAX_NAMED]
+
     def search(
         self, query: str, *, limit: int = 10, namespace: str | None = None, offset: int = 0, by: By = "model"
     ) -> SearchResult:
@@ -315,6 +349,13 @@ class SkillView:
             include_internal=self.include_internal,
             refused=self.codes,
         )
+
+
+def _pins_itself(skill: Skill) -> bool:
+    """Whether the skill's own metadata asks for a position at the beginning of every catalog."""
+    ours: Any = skill.metadata.get("kdskills") if skill.metadata else None
+    wish = ours.get("pin") if isinstance(ours, Mapping) else skill.metadata.get("kdskills.pin")
+    return str(wish).lower() == "true" and not skill.namespace.startswith("mcp-")
 
 
 def build_view(state: SubsystemState, rules: Rules) -> SkillView:

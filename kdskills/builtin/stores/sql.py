@@ -83,6 +83,13 @@ class SqlStore:
             sa.Column("max_active", sa.Integer),
             sa.Column("active", sa.Text, nullable=False),
         )
+        # A table of its own, so that databases made before there was one go on working.
+        self._shown = sa.Table(
+            "kd_session_shown",
+            metadata,
+            sa.Column("session_id", word, primary_key=True),
+            sa.Column("shown", sa.Text, nullable=False),
+        )
         self._uses = sa.Table(
             "kd_session_texts",
             metadata,
@@ -126,7 +133,8 @@ class SqlStore:
         """Forget the session; False for an unknown id."""
 
         def change(link: sa.Connection) -> bool:
-            link.execute(self._uses.delete().where(self._uses.c.session_id == session_id))
+            for table in (self._uses, self._shown):
+                link.execute(table.delete().where(table.c.session_id == session_id))
             table = self._sessions
             return link.execute(table.delete().where(table.c.session_id == session_id)).rowcount > 0
 
@@ -145,12 +153,13 @@ class SqlStore:
 
     async def purge(self, idle_before: datetime) -> int:
         """Forget every session touched before *idle_before*, and texts nobody refers to any longer."""
-        sessions, uses, texts = self._sessions, self._uses, self._texts
+        sessions, uses, texts, shown = self._sessions, self._uses, self._texts, self._shown
         idle = sessions.c.touched_at < micros(idle_before)
 
         def change(link: sa.Connection) -> int:
             idle_sessions = sa.select(sessions.c.session_id).where(idle)
             link.execute(uses.delete().where(uses.c.session_id.in_(idle_sessions)))
+            link.execute(shown.delete().where(shown.c.session_id.in_(idle_sessions)))
             count = link.execute(sessions.delete().where(idle)).rowcount
             unused = texts.c.digest.not_in(sa.select(uses.c.digest))
             link.execute(texts.delete().where(unused, texts.c.kept_at < micros(idle_before)))
@@ -177,8 +186,10 @@ class SqlStore:
         return await self._database.read(lambda link: link.execute(query).scalar())
 
     def _record(self, link: sa.Connection, session_id: str) -> SessionRecord | None:
-        table = self._sessions
-        row = link.execute(table.select().where(table.c.session_id == session_id)).mappings().first()
+        table, shown = self._sessions, self._shown
+        both = table.outerjoin(shown, table.c.session_id == shown.c.session_id)
+        query = sa.select(table, shown.c.shown).select_from(both).where(table.c.session_id == session_id)
+        row = link.execute(query).mappings().first()
         return None if row is None else record_of(row)
 
     def _write(self, link: sa.Connection, record: SessionRecord, expect: int | None) -> None:
@@ -204,9 +215,18 @@ class SqlStore:
             words = f"session {record.session_id} is at version {stored_version}, not {expect}"
             raise StoreConflict(words, expected=expect, found=stored_version)
         link.execute(self._uses.delete().where(self._uses.c.session_id == record.session_id))
+        self._write_shown(link, record)
         rows = [{"session_id": record.session_id, "digest": digest} for digest in sorted(record.digests)]
         if rows:
             link.execute(self._uses.insert(), rows)
+
+    def _write_shown(self, link: sa.Connection, record: SessionRecord) -> None:
+        """Write what the session was shown; a session that never was shown less than all has no row."""
+        if record.listed or record.located:
+            text = json.dumps([record.listed, record.located], separators=(",", ":"))
+            new = upsert(link.dialect.name, self._shown).values(session_id=record.session_id, shown=text)
+            renewal = {"shown": new.excluded.shown}
+            link.execute(new.on_conflict_do_update(index_elements=["session_id"], set_=renewal))
 
 
 def record_of(row: Mapping[Any, Any]) -> SessionRecord:
@@ -219,6 +239,7 @@ def record_of(row: Mapping[Any, Any]) -> SessionRecord:
         moment_of(row["touched_at"]),
         row["max_active"],
         entries_of_text(row["active"]),
+        *map(tuple, json.loads(row.get("shown") or "[[],[]]")),
     )
 
 

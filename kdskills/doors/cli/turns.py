@@ -23,6 +23,8 @@ LINE = 110
 LINES, CHARACTERS = 12, 1200
 """How much of a text is printed unless all of it is asked for."""
 INDENT = 21
+MOST_NAMES = 20
+"""Names of skills on one line."""
 SILENT = frozenset({"model.delta", "model.requested", "turn.finished"})
 """Events whose facts stand in others: pieces of a reply, the call before it, the result."""
 
@@ -30,6 +32,18 @@ SILENT = frozenset({"model.delta", "model.requested", "turn.finished"})
 def told(word: str, style: str, text: Callable[[Any], str | None]) -> Callable[[EventPrinter, Any], None]:
     """Return a method that prints an event as one line, *text* of it behind *word*; None of it is not printed."""
     return lambda printer, event: printer.say(event, word, row, style) if (row := text(event)) is not None else None
+
+
+def listed_of(shown: int, total: int) -> str:
+    """Say how much of a catalog that does not fit is listed."""
+    return f"listed {shown:,} of {total:,}, ranked for the request"
+
+
+def _truncated(event: Any) -> str:
+    if not event.total:  # of a transcript that says no more
+        return f"cut to level {event.level} to fit its budget"
+    gone = f"; {event.gone:,} listed before no longer" if event.gone else ""
+    return listed_of(event.shown, event.total) + gone
 
 
 class EventPrinter:
@@ -74,9 +88,12 @@ class Narrator(EventPrinter):
         """Print which skills are considered and which are active."""
         self.out.print()
         self.say(event, "step", f"{event.role}, prompt of ~{event.tokens} tokens", "bold blue")
+        if len(event.available) < event.total:
+            self.say(event, "considers", listed_of(len(event.available), event.total), "dim")
         for word, names in (("considers", event.available), ("active", event.active)):
-            if names:
-                self.say(event, word, ", ".join(names), "dim")
+            if names and (word == "active" or len(names) == event.total):
+                more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+                self.say(event, word, ", ".join(names[:MOST_NAMES]) + more, "dim")
 
     def on_tool_called(self, event: Any) -> None:
         """Print the call."""
@@ -231,7 +248,8 @@ class Timeline(EventPrinter):
         active = f"; active: {joined(event.active)}" if event.active else ""
         self.say(event, f"step {event.step}", f"{flat(event.role)}{active}", "bold blue")
         note = "" if event.text else ", text as before"
-        self.say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{note}")
+        cut = f", {listed_of(len(event.available), event.total)}" if len(event.available) < event.total else ""
+        self.say(event, "prompt", f"~{event.tokens} tokens, {flat(event.digest)}{note}{cut}")
         if event.text:
             self.block(self._changed(event.role, event.text))
         if event.asked:
@@ -304,7 +322,7 @@ class Timeline(EventPrinter):
         "yellow",
         lambda e: f"{flat(e.code)}: {flat(e.message)}; try {e.attempt + 1} after {e.delay_s:g} s",
     )
-    on_catalog_truncated = told("catalog", "yellow", lambda event: f"cut to level {event.level} to fit its budget")
+    on_catalog_truncated = told("catalog", "yellow", _truncated)
     on_history_elided = told(
         "history", "yellow", lambda event: f"{event.messages} old results shortened to fit the window"
     )

@@ -155,7 +155,7 @@ def test_levels(brief):
     spread = dataclasses.replace(brief, description="word \n  " * 100)
     assert at_level([spread], 2).text == short
     assert names == f"{FRAME}\n[SK1] acme.brief"
-    assert LEVELS == ("full", "trimmed", "short", "names", "partial")
+    assert LEVELS == ("full", "trimmed", "short", "names", "partial", "ranked")
 
 
 def test_short_descriptions_come_in_three_lengths(many):

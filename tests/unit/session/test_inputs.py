@@ -53,7 +53,13 @@ def test_enum_of_visible_names() -> None:
 def test_names_in_both_spellings() -> None:
     """Safe names suit every API, dotted ones are the ids."""
     safe, dots = specs(tuple(INPUTS), ()), specs(tuple(INPUTS), (), "dotted")
-    assert [spec.name for spec in safe] == ["skills_load", "skills_unload", "skills_read", "skills_run_script"]
+    assert [spec.name for spec in safe] == [
+        "skills_load",
+        "skills_search",
+        "skills_unload",
+        "skills_read",
+        "skills_run_script",
+    ]
     assert [spec.name for spec in dots] == list(INPUTS) == [spec.tool_id for spec in safe]
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", spec.name) for spec in safe)
 

@@ -81,7 +81,7 @@ async def test_a_small_budget_pins_what_is_active(make, bundle, events):
     parts = await session.instructions()
     assert "skill-number-59" in parts.available
     assert "skill-number-40" not in parts.available
-    assert parts.level == 4
+    assert (parts.level, "skill-number-59" in parts.listed, parts.total) == (5, True, 65)
     assert [event.type for event in events][-1] == "catalog.truncated"
     assert [skill.name for skill in (await session.load(["many.skill-number-40"])).active_skills] == ["skill-number-40"]
 
@@ -135,7 +135,7 @@ async def test_tools_offered(make, executor):
     assert [spec.tool_id for spec in plain.tool_specs()] == list(NO_SCRIPTS)
     session = await make(run_scripts=True, executor=executor).create_session()
     offered = session.tool_specs(style="dotted")
-    assert [spec.name for spec in offered] == list(INPUTS)
+    assert [spec.name for spec in offered] == [tool for tool in INPUTS if tool != "skills.search"]
     assert offered[0].input_schema["properties"]["names"]["items"]["enum"] == [
         "base",
         "brief",
