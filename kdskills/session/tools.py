@@ -414,8 +414,7 @@ async def instructions(core: Core, call: Call, catalogs: Catalogs) -> PromptPart
     tools = offered(core, call.scope.tools, fits=whole is not None) if gate.names or record.active else ()
     rules = rules_text(tools, style=call.scope.style, offered=in_text)
     active = active_text(core, call, session) if in_text else ""
-    ids = catalog.listed if whole is None else gate.names_by_id
-    listed = tuple(sorted(gate.names_by_id[full_id] for full_id in ids))
+    listed = tuple(gate.names) if whole is not None else tuple(gate.names_by_id[full_id] for full_id in catalog.listed)
     base = call.scope.base.strip()
     parts = PromptParts(rules, catalog.text, active, base, 0, catalog.level, listed, catalog.total)
     return replace(parts, tokens=core.count(call.scope, parts.text))

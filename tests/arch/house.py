@@ -243,8 +243,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
-LATER = {"search": 1_500, "app": 300}
-"""Lines that what was built after the measures were set may have, by room."""
+LATER = {"search": 1_500, "app": 300, "catalogs": 600}
+"""Lines that what was built after the measures were set may have."""
 
 LIMITS = {
     "lines": 60_000 + sum(LATER.values()),
