@@ -97,7 +97,9 @@ class Gateway:
         commands = Commands(self._js, self._settings)
         await commands.open()
         try:
-            while True:
+            task = asyncio.current_task()
+            # Before Python 3.12 a wait of the bus's client loses a cancellation that comes in the moment of an answer.
+            while task is None or not task.cancelling():
                 await self._room.acquire()
                 message: Msg | None = None
                 try:
@@ -106,9 +108,10 @@ class Gateway:
                     if message is None:
                         self._room.release()
                 if message is not None:
-                    task = asyncio.create_task(self._take(message))
-                    self._running.add(task)
-                    task.add_done_callback(self._over)
+                    taken = asyncio.create_task(self._take(message))
+                    self._running.add(taken)
+                    taken.add_done_callback(self._over)
+            raise asyncio.CancelledError
         finally:
             await commands.close()  # nothing may be delivered here any more, least of all what is given back now
             await self._drain()

@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 
 from kdskills.app import Host
 from kdskills.doors.nats import serve
-from kdskills.doors.nats.messages import BUCKET
+from kdskills.doors.nats.messages import BUCKET, Commands
 from kdskills.errors import OperatorMustAct
 
 pytestmark = [pytest.mark.needs("nats", "bubblewrap"), pytest.mark.timeout(400), pytest.mark.xdist_group("chaos")]
@@ -45,6 +45,26 @@ async def stored(caller, call):
                 if call in found:
                     return found[call]
             await asyncio.sleep(0.2)
+
+
+async def test_a_cancellation_that_the_client_loses(gateway, monkeypatch):
+    """A gateway ends though the bus's client swallows the cancellation: what it was told is not forgotten."""
+    lost = asyncio.Event()
+    fetch = Commands.next
+
+    async def losing(commands):
+        try:
+            return await fetch(commands)
+        except asyncio.CancelledError:
+            lost.set()
+            return None
+
+    monkeypatch.setattr(Commands, "next", losing)
+    _, task = await gateway()
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=30)
+    assert (bool(done), lost.is_set()) == (True, True)
+    assert task.cancelled()
 
 
 async def test_a_bus_that_comes_later(bus, bus_settings, waiting, caplog):
