@@ -353,7 +353,7 @@ class SearchIndex:
                 "UPDATE meta SET codes = ?, names = ?", (_sealed(self._codes.tobytes()), _sealed(listing))
             )
             connection.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # raised again: no half of a build stays, however it was ended
             self._numbers = {}
             with suppress(*_UNREADABLE):  # a file that is damaged may not even be rolled back
                 connection.rollback()

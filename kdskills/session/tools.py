@@ -342,14 +342,18 @@ class Catalogs:
         key = (gate.digest, hint, *facts.values())
         return self._once(self._listings, key, lambda: gate.listing("xml", search_hint=hint, **facts))
 
-    async def hits(self, gate: Gate, request: str) -> tuple[str, ...]:
-        """Return the full ids of the skills that fit *request*, the best first."""
+    async def hits(self, core: Core, call: Call, gate: Gate) -> tuple[str, ...]:
+        """Return the full ids of the skills that fit the request of *call*, the best first; what is wrong with the index is told."""
+        request = call.scope.request
         key = (gate.digest, request)
         with self._lock:
             known = self._hits.get(key)
         if known is None:
             result = await asyncio.to_thread(gate.search, request, limit=RANKED_HITS)
             known = tuple(hit.full_id for hit in result.hits)
+            for finding in result.diagnostics:
+                if core.first_time((call.session_id, finding)):
+                    core.emit(call, "diagnostic", code=finding.code, message=finding.message)
         return self._once(self._hits, key, lambda: known)
 
     def specs(self, tools: tuple[str, ...], names: tuple[str, ...], style: str) -> tuple[ToolSpec, ...]:
@@ -381,7 +385,7 @@ async def listed_now(core: Core, call: Call, catalogs: Catalogs, session: GatedS
     """Return the catalog of a session where not all skills fit, and the session, which remembers what it lists."""
     gate = session.gate
     listing = catalogs.listing(core, call, gate)
-    hits = await catalogs.hits(gate, call.scope.request) if call.scope.request else ()
+    hits = await catalogs.hits(core, call, gate) if call.scope.request else ()
     named = gate.named_in(call.scope.request)
     for _ in range(TRIES):
         record = session.record

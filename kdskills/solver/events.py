@@ -227,8 +227,8 @@ class TurnFinished(Event):
 class PromptBuilt(Event):
     """What the next model call sends: the digest of its top-level text, the skills on offer and those active.
 
-    `available` are the names in the catalog, of `total` skills. `tokens` estimates text, tools and history together. `text` is given the first time it is used in the turn; `asked`
-    is the last user message where it is not the turn's request.
+    `available` are the names in the catalog, of `total` skills. `tokens` estimates text, tools and history together. `text` is
+    given the first time it is used in the turn; `asked` is the last user message where it is not the turn's request.
     """
 
     type: Literal["prompt.built"] = "prompt.built"

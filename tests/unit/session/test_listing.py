@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from kdskills import SkillsSubsystem
 from kdskills.builtin.stores.sql import SqlStore
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
@@ -151,6 +152,17 @@ async def test_a_list_outlives_its_process(crowd, make, tmp_path):
     assert await first.get("s") is None
     await first.aclose()
     await second.aclose()
+
+
+async def test_an_index_that_cannot_be_written_is_told(crowd, make, events):
+    """A catalog is ranked all the same, and the session says once that the index cannot be kept."""
+    agents = {"agents_config": crowd.agents}
+    subsystem = SkillsSubsystem(agents, bundle_root=crowd.root, roots=(), index_dir="/proc/nowhere")
+    session = (await make(subsystem=subsystem, events=events.append).create_session()).within(SMALL)
+    for request in ("paint a violin", "weigh the pollen"):
+        assert (await session.instructions(request=request)).listed
+    told = [event.data["code"] for event in events if event.type == "diagnostic"]
+    assert told == ["index_not_written"]
 
 
 async def test_many_at_once(session):
