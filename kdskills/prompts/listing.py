@@ -75,10 +75,10 @@ class CatalogListing:
             hits: What fits the request, the best first.
             own: What pins itself; it begins every list.
         """
-        standing = tuple(full_id for full_id in before if full_id in self._by_id)
+        standing = self.fitting(before, self.budget)
         needed = [full_id for full_id in (*pinned, *hits[:NEEDED_HITS]) if full_id not in standing]
         if standing and not needed:
-            return self.fitting(standing, self.budget)
+            return standing
         if standing:
             wanted = dict.fromkeys((*standing, *needed, *hits[:ADDED_HITS]))
             longer = self.fitting(tuple(wanted), self.budget)

@@ -85,6 +85,16 @@ def test_a_request_that_nothing_fits_changes_nothing():
     )
 
 
+def test_what_a_smaller_budget_cuts_off_is_listed_again_when_it_is_needed():
+    """When the list of a turn before does not fit any more and what is pinned stood at its end, a new list begins with it."""
+    before = listing().following((), (), IDS[:17], ())
+    assert IDS[16] in before
+    tight = listing(1000)
+    listed = tight.following(before, (IDS[16],), (), ())
+    assert listed == (IDS[16],)
+    assert tight.following(listed, (IDS[16],), (), ()) == listed
+
+
 def test_skills_that_are_gone_leave_the_list():
     """A full id that the view has no longer is passed over."""
     assert listing(entries=ENTRIES[:50]).following((IDS[60], IDS[3]), (), (), ()) == (IDS[3],)
