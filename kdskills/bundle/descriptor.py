@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
 from kdskills.errors import DescriptorError, Diagnostic, StrPath, path_argument
 from kdskills.skills.refs import is_number
 from kdskills.skills.safe_open import is_folder
-from kdskills.skills.selection import EMPTY, ImportPolicy, Rules
+from kdskills.skills.selection import EMPTY, CatalogMode, ImportPolicy, Rules
 
 IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
+CATALOG_MODES: tuple[CatalogMode, ...] = get_args(CatalogMode)
 UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG", "consumers": "CONSUMERS"}
 EVERYONE = "*"
 DECISION: Final = "solver.react.decision"
@@ -130,6 +131,7 @@ class AgentRules(Terms):
         enabled: Allow-list of rules; `()` means there is none, False that nothing is allowed.
         disabled: Rules of denial, stronger than `enabled`; True denies everything.
         imports: How dependencies are decided: `private`, `listed` or `strict`.
+        catalog: What its catalog lists: `auto`, `all`, `names` or `search-only`; None leaves it to the solver's settings.
 
     Raises:
         DescriptorError: A key or value that is not understood; a typo must not lose a denial.
@@ -138,6 +140,7 @@ class AgentRules(Terms):
     enabled: tuple[str, ...] | Literal[False] = ()
     disabled: tuple[str, ...] | Literal[True] = ()
     imports: ImportPolicy = "private"
+    catalog: CatalogMode | None = None
 
     if TYPE_CHECKING:  # what may be written, which is more than what is then read from the attributes
 
@@ -147,6 +150,7 @@ class AgentRules(Terms):
             enabled: Collection[str] | bool | None = (),
             disabled: Collection[str] | bool | None = (),
             imports: ImportPolicy = "private",
+            catalog: CatalogMode | None = None,
         ) -> None: ...
 
     @classmethod
@@ -157,7 +161,7 @@ class AgentRules(Terms):
         for key in value:
             if key not in cls.__annotations__:
                 hint = resembling(key, cls.__annotations__) if isinstance(key, str) else None
-                suggestion = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports"
+                suggestion = f"; did you mean {hint!r}?" if hint else "; known: enabled, disabled, imports, catalog"
                 raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of rules{suggestion}")
         fields: dict[str, Any] = {}
         for key, everything in (("enabled", False), ("disabled", True)):
@@ -168,6 +172,9 @@ class AgentRules(Terms):
         fields["imports"] = imports = value.get("imports", "private")
         if not isinstance(imports, str) or imports not in IMPORT_POLICIES:
             raise refuse("descriptor_type", f"{prefix}imports", f"one of {', '.join(IMPORT_POLICIES)}, not {imports!r}")
+        fields["catalog"] = catalog = value.get("catalog")
+        if catalog is not None and (not isinstance(catalog, str) or catalog not in CATALOG_MODES):
+            raise refuse("descriptor_type", f"{prefix}catalog", f"one of {', '.join(CATALOG_MODES)}, not {catalog!r}")
         return fields
 
     def to_json(self) -> dict[str, Any]:
@@ -177,12 +184,13 @@ class AgentRules(Terms):
             for key, rules in (("enabled", self.enabled), ("disabled", self.disabled))
             if rules != ()
         }
-        return fields if self.imports == "private" else fields | {"imports": self.imports}
+        fields |= {} if self.imports == "private" else {"imports": self.imports}
+        return fields if self.catalog is None else fields | {"catalog": self.catalog}
 
     def denying(self, denied: tuple[str, ...]) -> AgentRules:
         """Return the same rules with more denials."""
         disabled = True if self.disabled is True else tuple(dict.fromkeys((*self.disabled, *denied)))
-        return AgentRules(enabled=self.enabled, disabled=disabled, imports=self.imports)
+        return AgentRules(enabled=self.enabled, disabled=disabled, imports=self.imports, catalog=self.catalog)
 
 
 def rule_list(value: object, key: str) -> tuple[str, ...]:
@@ -318,6 +326,7 @@ class SkillsDescriptor(Terms):
             disabled_for_all=for_all,
             imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
             consumer=consumer,
+            catalog=own.catalog or everyone.catalog,
         )
 
     def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:

@@ -170,6 +170,7 @@ def render_catalog(
     locations: Locations = "logical",
     pinned: Collection[str] = (),
     search_hint: str | None = None,
+    names_only: bool = False,
     environment: jinja2.Environment | None = None,
 ) -> Catalog:
     """Render the listed skills at the first level that fits the budget.
@@ -182,6 +183,7 @@ def render_catalog(
         locations: Which location XML shows: this host's path, the `skill://` URI, or none.
         pinned: Full ids, names or short ids shown first when not all skills fit.
         search_hint: How the model finds what is left out.
+        names_only: Whether descriptions are left out though they would fit.
         environment: Templates to use instead of the shipped ones.
 
     Raises:
@@ -191,7 +193,8 @@ def render_catalog(
     total = len(draft.entries)
     room = 4 * budget if budget is not None and draft.estimable(count) else None
     bare = draft.bare_size() if room is not None else 0
-    for level, length in ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS), (3, None)):
+    described = ((0, None), (1, None), *((2, length) for length in _SHORT_LENGTHS))
+    for level, length in (*(() if names_only else described), (3, None)):
         if level == 1 and format == "xml":
             continue  # XML shows no lists, so without them it is as long as before
         if room is not None and level < 3 and bare + draft.described_size(level, length, room - bare) > room:
@@ -246,7 +249,7 @@ def _partial(draft: CatalogDraft, pinned: frozenset[str], budget: int, count: To
     if best is None:
         return Catalog("", 4, 0, total, 0, (too_small(budget),))
     row_count, text, tokens = best
-    return Catalog(text, 4, row_count, total, tokens)
+    return Catalog(text, 4, row_count, total, tokens, listed=tuple(entry.full_id for entry in order[:row_count]))
 
 
 def too_small(budget: int) -> Diagnostic:

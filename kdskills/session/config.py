@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import SecretStr
 
@@ -16,6 +16,7 @@ from kdskills.session.approval import Approver, Deny
 from kdskills.session.receipts import Sink
 from kdskills.session.source import Locations
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
+from kdskills.skills.selection import CatalogMode
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -141,6 +142,7 @@ class RuntimeConfig:
     deny: Deny | None
     events: Sink | None
     clock: Clock
+    listing: CatalogMode = "auto"
     budget: Budget = field(default_factory=Budget.of)
     count: TokenCounter = estimate_tokens
 
@@ -156,6 +158,7 @@ class RuntimeConfig:
             raise config_invalid("run_scripts=True needs an executor")
         for name, value, allowed in (
             ("locations", self.locations, ("host", "logical", "none")),
+            ("listing", self.listing, get_args(CatalogMode)),
             ("body_in", self.body_in, ("instructions", "result")),
             ("script_approval", self.script_approval, ("allow", "ask", "deny")),
         ):

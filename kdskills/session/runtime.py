@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from kdskills.session.approval import Approver, Deny
     from kdskills.session.config import Budget
     from kdskills.session.receipts import Sink
-    from kdskills.skills.selection import By
+    from kdskills.skills.selection import By, CatalogMode
 
 
 class SyncFacade:
@@ -132,6 +132,7 @@ class SkillRuntime:
         deny: Asks the policy plugins before a load, read or run.
         events: Called with every `SessionEvent`.
         window: Tokens of the model's window, for budgets; None: unknown.
+        listing: What catalogs list, for consumers whose rules do not say: `auto`, `all`, `names` or `search-only`.
 
     Raises BadRequest, `config_invalid`.
     """
@@ -161,6 +162,7 @@ class SkillRuntime:
         events: Sink | None = None,
         clock: Clock | None = None,
         window: int | None = None,
+        listing: CatalogMode = "auto",
         count: TokenCounter = estimate_tokens,
     ) -> None:
         config = RuntimeConfig(
@@ -181,6 +183,7 @@ class SkillRuntime:
             deny=deny,
             events=events,
             clock=clock or utc_now,
+            listing=listing,
             budget=Budget.of(window),
             count=count,
         ).check()
@@ -406,7 +409,8 @@ class SkillRuntime:
         gate = scope.view or self._core.gate_of(record.consumer if record else self.config.consumer)
         if not gate.names and not (record and record.active):
             return ()
-        fits = self._catalogs.whole(self._core, Call(session_id or "", scope), gate) is not None
+        whole = self._catalogs.whole(self._core, Call(session_id or "", scope), gate)
+        fits = whole is not None and whole.shown == whole.total
         names = tools.enumerated(gate, record, fits)
         return self._catalogs.specs(tools.offered(self._core, scope.tools, fits=fits), names, style)
 

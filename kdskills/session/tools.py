@@ -35,6 +35,7 @@ from kdskills.session.receipts import (
 )
 from kdskills.session.source import Gate
 from kdskills.session.store import SessionRecord, StoreConflict
+from kdskills.skills.selection import CatalogMode
 
 MAX_ENUM: Final = 250
 MAX_QUERY: Final = 20_000
@@ -327,11 +328,19 @@ class Catalogs:
                 cache.popitem(last=False)
         return value
 
-    def whole(self, core: Core, call: Call, gate: Gate) -> Catalog | None:
-        """Return the XML catalog of all skills with what they do, or None when that does not fit the budget."""
-        facts = _facts(core, call)
-        catalog = self._once(self._texts, (gate.digest, *facts.values()), lambda: gate.catalog("xml", **facts))
-        return catalog if catalog.level < NAMES else None
+    def whole(self, core: Core, call: Call, gate: Gate, pinned: tuple[str, ...] = ()) -> Catalog | None:
+        """Return the XML catalog that no request decides, or None where one does: in mode `auto`, when not all fit."""
+        mode = _mode(core, gate)
+        if mode == "search-only":
+            return None
+        facts = _facts(core, call) | {"names_only": mode == "names"}
+        key = (gate.digest, *facts.values())
+        catalog = self._once(self._texts, key, lambda: gate.catalog("xml", **facts))
+        if mode == "auto":
+            return catalog if catalog.level < NAMES else None
+        if catalog.shown == catalog.total or not pinned:
+            return catalog
+        return self._once(self._texts, (*key, pinned), lambda: gate.catalog("xml", pinned=pinned, **facts))
 
     def listing(self, core: Core, call: Call, gate: Gate) -> CatalogListing:
         """Return what lists a part of the skills within the budget."""
@@ -385,7 +394,8 @@ async def listed_now(core: Core, call: Call, catalogs: Catalogs, session: GatedS
     """Return the catalog of a session where not all skills fit, and the session, which remembers what it lists."""
     gate = session.gate
     listing = catalogs.listing(core, call, gate)
-    hits = await catalogs.hits(core, call, gate) if call.scope.request else ()
+    ranked = call.scope.request and _mode(core, gate) == "auto"
+    hits = await catalogs.hits(core, call, gate) if ranked else ()
     named = gate.named_in(call.scope.request)
     for _ in range(TRIES):
         record = session.record
@@ -411,14 +421,18 @@ async def instructions(core: Core, call: Call, catalogs: Catalogs) -> PromptPart
     """Return the parts for a model call. Equal state gives equal bytes."""
     session = await loaded_now(core, call)
     adopt(call, session)
-    whole = catalogs.whole(core, call, session.gate)
+    loaded = tuple(full_id for full_id in session.record.ids if full_id in session.gate.names_by_id)
+    whole = catalogs.whole(core, call, session.gate, loaded)
     session, catalog = await listed_now(core, call, catalogs, session) if whole is None else (session, whole)
     gate, record = session.gate, session.record
+    fits = whole is not None and whole.shown == whole.total
+    if whole is not None and not fits and core.first_time((call.session_id, whole.shown, whole.total)):
+        core.emit(call, "catalog.truncated", shown=whole.shown, total=whole.total, level=whole.level, gone=0)
     in_text = core.config.body_in == "instructions"
-    tools = offered(core, call.scope.tools, fits=whole is not None) if gate.names or record.active else ()
+    tools = offered(core, call.scope.tools, fits=fits) if gate.names or record.active else ()
     rules = rules_text(tools, style=call.scope.style, offered=in_text)
     active = active_text(core, call, session) if in_text else ""
-    listed = tuple(gate.names) if whole is not None else tuple(gate.names_by_id[full_id] for full_id in catalog.listed)
+    listed = tuple(gate.names) if fits else tuple(gate.names_by_id[full_id] for full_id in catalog.listed)
     base = call.scope.base.strip()
     parts = PromptParts(rules, catalog.text, active, base, 0, catalog.level, listed, catalog.total)
     return replace(parts, tokens=core.count(call.scope, parts.text))
@@ -460,3 +474,8 @@ def _facts(core: Core, call: Call) -> dict[str, Any]:
     """Return what decides how the catalogs of a call are rendered."""
     count = call.scope.count or core.config.count
     return {"budget": core.budget(call.scope).catalog, "locations": core.config.locations, "count": count}
+
+
+def _mode(core: Core, gate: Gate) -> CatalogMode:
+    """Return what the catalog of a consumer lists: its own rules say, or the runtime."""
+    return gate.rules.catalog or core.config.listing

@@ -19,6 +19,9 @@ from kdskills.skills.refs import INTERNAL_NAMESPACE, RuleMatcher, compile_rules,
 
 By = Literal["model", "user", "code"]
 Via = Literal["full_id", "bare_id", "name", "short_id", "import"]
+CatalogMode = Literal["auto", "all", "names", "search-only"]
+"""What a catalog lists: what fits the request where not all fit, all while they fit, names, or nothing but a map."""
+
 ImportPolicy = Literal["private", "listed", "strict"]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -104,6 +107,7 @@ class Rules:
     disabled: tuple[str, ...] = ()
     disabled_for_all: tuple[str, ...] = ()
     imports: ImportPolicy = "private"
+    catalog: CatalogMode | None = None
     consumer: str | None = None
     tools: frozenset[str] | None = None
     include_internal: bool = False

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from kdskills.errors import BadRequest, UnknownName
 from kdskills.models import Message, ModelProvider, Redactor, Usage
 from kdskills.session.config import ScriptEnv
+from kdskills.skills.selection import CatalogMode
 from kdskills.solver.events import SkillUse, Step, TokenUsage, TurnStatus
 from kdskills.solver.tools import whole_text
 
@@ -147,6 +148,7 @@ class SolverSettings(BaseModel):
         check_answers: Whether an answer that reports files which are not there is sent back once, and then `unverified`.
         final_call: Whether a turn out of steps or calls is given one last call without tools.
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
+        catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
         secrets: Values masked as `***` in events, transcripts and results.
@@ -172,6 +174,7 @@ class SolverSettings(BaseModel):
     check_answers: bool = True
     final_call: bool = True
     run_scripts: bool | None = None
+    catalog: CatalogMode = "auto"
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     secrets: tuple[SecretStr, ...] = ()

@@ -199,6 +199,7 @@ class SolverSystem:
             script_env=self.settings.script_env,
             script_approval="allow" if self.approve is None else "ask",
             deny=self.wiring.deny,
+            listing=self.settings.catalog,
             window=self.model(DECISION).context_window,
         )
 

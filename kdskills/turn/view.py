@@ -209,6 +209,7 @@ class SkillView:
         locations: Locations = "logical",
         pinned: Collection[str] = (),
         search_hint: str | None = None,
+        names_only: bool = False,
     ) -> Catalog:
         """Render the listed skills within a budget of tokens."""
         from kdskills.prompts import render_catalog
@@ -221,6 +222,7 @@ class SkillView:
             locations=locations,
             pinned=pinned,
             search_hint=search_hint,
+            names_only=names_only,
             environment=self.state.environment,
         )
 

@@ -9,6 +9,8 @@ import pytest
 
 from kdskills import SkillsSubsystem
 from kdskills.builtin.stores.sql import SqlStore
+from kdskills.bundle import AgentRules
+from kdskills.errors import BadRequest, DescriptorError
 from kdskills.session import TurnScope
 from kdskills.session.config import Budget
 
@@ -172,3 +174,54 @@ async def test_many_at_once(session):
     results = await asyncio.gather(*calls, session.load(["charts"], mode="add"), return_exceptions=True)
     assert [each for each in results if isinstance(each, Exception)] == []
     assert [skill.name for skill in await session.active()] == ["charts"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "described", "mapped", "searched"),
+    [
+        ("auto", True, True, True),
+        ("all", False, False, True),
+        ("names", False, False, True),
+        ("search-only", False, True, True),
+    ],
+)
+async def test_modes(crowd, make, mode, described, mapped, searched):
+    """`auto` lists what fits the request, `all` and `names` go by the alphabet, `search-only` lists nothing on its own."""
+    session = (await make(listing=mode).create_session()).within(SMALL)
+    parts = await session.instructions(request="paint a violin")
+    assert ("How to paint a violin" in parts.available, "<namespaces>" in parts.available) == (described, mapped)
+    assert ("skills_search" in {spec.name for spec in session.tool_specs()}) == searched
+    assert parts.tokens < 2400
+    assert bool(parts.listed) == (mode != "search-only")
+    assert len(parts.listed) < parts.total
+    await session.load(["violin-paint-152"])
+    assert "violin-paint-152" in (await session.instructions(request="paint a violin")).listed
+
+
+async def test_names_alone(make):
+    """`names` leaves descriptions out even where they fit, and needs no search then."""
+    session = await make(listing="names").create_session()
+    parts = await session.instructions()
+    assert ("<name>" in parts.available, "<description>" in parts.available) == (True, False)
+    assert "skills_search" not in {spec.name for spec in session.tool_specs()}
+
+
+async def test_a_consumer_has_a_mode_of_its_own(crowd, make):
+    """`catalog` among a consumer's rules is stronger than that of `*`, and both than the runtime's."""
+    crowd.agents["*"] = {"catalog": "names"}
+    crowd.agents["writer"] = {"catalog": "search-only"}
+    runtime = make(listing="all")
+    texts = {}
+    for consumer in ("writer", "reader"):
+        session = (await runtime.create_session(consumer=consumer)).within(SMALL)
+        texts[consumer] = (await session.instructions(request="paint a violin")).available
+    assert ("<name>" in texts["writer"], "<name>" in texts["reader"]) == (False, True)
+    assert "<description>" not in texts["reader"]
+
+
+def test_an_unknown_mode_is_refused(crowd, make):
+    """A mode that is misspelt is refused: by the descriptor, and by the runtime."""
+    with pytest.raises(BadRequest, match="listing must be one of auto, all, names, search-only"):
+        make(listing="some")
+    with pytest.raises(DescriptorError, match="one of auto, all, names, search-only"):
+        AgentRules.from_json({"catalog": "search"}, "agents_config.writer.")
