@@ -6,6 +6,7 @@ answered, budgets are kept, and the transcript tells all of it.
 
 import importlib.util
 import json
+import re
 import subprocess
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Host, Settings
+from kdskills.app.crowd import bundle_in_crowd
 from kdskills.builtin.models.decisions import find_decision
 from kdskills.bundle import load_bundle
 from kdskills.errors import ModelFailed
@@ -24,7 +26,7 @@ from kdskills.solver.events import read_transcript
 
 pytestmark = [pytest.mark.needs("llama"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(400)]
 
-WINDOW = 4096
+WINDOW = 8192
 REQUESTS = {"hello": "Greet Ada in French.", "press": "Which New York airport kept its passengers waiting longest?"}
 DECISIONS = {"solver.react.decision"}
 STATUSES = {"final", "partial", "budget", "stuck"}
@@ -73,6 +75,25 @@ def wait_for(url, process, log):
     pytest.fail(f"llama-server is not ready: {log.read_text(errors='replace')[-2000:]}")
 
 
+class Watched:
+    """Passes requests on to a real provider, and keeps them in a list; *window* is the tokens it says it takes."""
+
+    def __init__(self, inner, requests, window):
+        self.inner, self.requests, self.context_window = inner, requests, window
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def reply(self, request):
+        self.requests.append(request)
+        return await self.inner.reply(request)
+
+    async def stream(self, request):
+        self.requests.append(request)
+        async for item in self.inner.stream(request):
+            yield item
+
+
 @pytest.fixture
 def turn(tmp_path, monkeypatch):
     """Return a function that runs one turn and gives its events and its transcript."""
@@ -80,7 +101,7 @@ def turn(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     wiring = Host(Settings(), entry_points=False).wiring
 
-    async def run(bundle, model, *, request=None, tokens=48, **options):
+    async def run(bundle, model, *, request=None, tokens=48, watch=None, window=None, **options):
         settings = {
             "max_steps": 2,
             "max_tool_calls": 3,
@@ -92,7 +113,7 @@ def turn(tmp_path, monkeypatch):
         }
         system = SolverSystem(
             bundle=load_bundle(Path("bundles") / bundle),
-            model=model,
+            model=model if watch is None else Watched(wiring.model(model), watch, window),
             executor=None,
             settings=SolverSettings(**settings | options),
             wiring=wiring,
@@ -210,3 +231,42 @@ async def test_what_a_real_model_said_replays_without_it(server, turn, tmp_path)
     assert [[(c.tool, c.arguments, c.error) for c in s.calls] for s in again.steps] == [
         [(c.tool, c.arguments, c.error) for c in s.calls] for s in first.steps
     ]
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory):
+    """The report press among a thousand generated skills."""
+    folder = tmp_path_factory.mktemp("crowd") / "many"
+    bundle_in_crowd(load_bundle(Path("bundles/press")), folder, 1000, *DECISIONS)
+    return folder.resolve()
+
+
+@pytest.mark.parametrize(
+    ("request_text", "name", "description", "window"),
+    [
+        ("Which New York airport kept passengers waiting longest?", "flights", "Guide to data/flights.csv", None),
+        ("Draw airports.csv as a bar chart in an SVG file.", "chart", "Draws a bar or line chart", WINDOW),
+        ("Press report.md into HTML and a PDF that I can print.", "report", "Turns a Markdown file", WINDOW),
+        ("Are there gaps or odd values in this CSV table?", "profile", "Profiles a CSV or JSON table", WINDOW),
+    ],
+)
+async def test_among_a_thousand_skills_the_right_one_is_shown(
+    server, turn, crowd, request_text, name, description, window
+):
+    """A real model reads the right skill with its description, may load it by name, and answers.
+
+    Where its window is not known the catalog has 2,560 tokens, and 500 with the window that it has.
+    """
+    requests = []
+    options = {"max_steps": 1, "final_call": False, "tokens": 24, "watch": requests, "window": window}
+    events, _ = await turn(crowd, f"json-schema:openai:smollm2@{server}", request=request_text, **options)
+    (asked,) = requests
+    entry = re.search(rf"<name>{name}</name>\s*<description>(.*?)</description>", asked.instructions, re.DOTALL)
+    assert entry is not None
+    assert entry[1].startswith(description)
+    load = next(tool for tool in asked.tools if tool.tool_id == "skills.load")
+    names = load.input_schema["properties"]["names"]["items"]["enum"]
+    assert name in names
+    assert len(names) < 100
+    replied = next(event for event in events if event.type == "model.replied")
+    assert replied.usage.output > 0
