@@ -32,7 +32,14 @@ def test_the_demo_finds_its_skills_among_a_thousand(tmp_path: Path) -> None:
     assert {used["id"] for used in answer["result"]["skills_used"]} >= CHOSEN
     generated = [path for path in (tmp_path / "many/skills").glob("*/*/SKILL.md") if path.parent.parent.name != "press"]
     assert len(generated) > 1000
-    assert read_transcript(Path(answer["transcript"])).result is not None
+    transcript = read_transcript(Path(answer["transcript"]))
+    assert transcript.result is not None
+    first = next(event for event in transcript.events if event.type == "prompt.built")
+    assert {"flights", "profile"} <= set(first.available)
+    assert 10 < len(first.available) < 40 < 1000 < first.total
+    shown = kdskills("turn", "show", answer["transcript"])
+    counts = f"listed {len(first.available)} of {first.total:,}, ranked for the request"
+    assert counts in " ".join(shown.stdout.split())
     shutil.rmtree(Path(answer["result"]["files"][0]["location"]).parent)
 
 

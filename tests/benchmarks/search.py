@@ -9,6 +9,7 @@ two baselines: BM25 over names and descriptions, and the alphabet, which is what
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import json
 import math
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kdskills.search.ranking import rarity
+from kdskills.session import SkillRuntime
 from kdskills.skills.registry import SkillRegistry
 from kdskills.skills.roots import SkillRoot
 from kdskills.turn import SkillsSubsystem, SkillView
@@ -184,9 +186,12 @@ def measure(folder: Path, work: Path, requests: list[Request] | Path, rounds: in
     lines = quality("search", lambda text: [hit.full_id for hit in view.search(text, limit=100).hits], asked)
     baseline = Baseline(view)
     lines += quality("names and descriptions", baseline.plain, asked) + quality("alphabet", baseline.alphabet, asked)
+    shares = [asyncio.run(listed_share(subsystem(0), asked, turns)) for turns in (1, 2)]
     allowed = 1.2 * cold + 0.0005 * count
     return [
         *lines,
+        Line("listed in a catalog of 2,560 tokens", shares[0], 0.93, most=False),
+        Line("listed for a second request of a conversation", shares[1], None, most=False),
         Line("one query, p50 ms", p50 * 1000, bound, most=True, detail=f"p95 {p95 * 1000:.1f} ms"),
         Line(
             "build, to 1.2 cold discoveries and 0.5 ms a skill", build / allowed, 1.0, most=True,
@@ -196,6 +201,20 @@ def measure(folder: Path, work: Path, requests: list[Request] | Path, rounds: in
         Line("memory of searching, MiB", memory(subsystem(0).view(), asked[:50]), 40.0, most=True),
         Line("index file, KiB a skill", size / count / 1024, None, most=True, detail=f"{size / 2**20:.1f} MiB"),
     ]  # fmt: skip
+
+
+async def listed_share(subsystem: SkillsSubsystem, requests: Sequence[Request], turns: int) -> float:
+    """Return how often the last of so many requests in a conversation has a skill that answers it in the prompt."""
+    runtime = SkillRuntime(subsystem=subsystem)
+    listed = 0
+    for number, request in enumerate(requests):
+        session = await runtime.create_session()
+        for earlier in range(turns - 1):
+            await session.instructions(request=requests[(7 * number + earlier + 3) % len(requests)].text)
+        names = (await session.instructions(request=request.text)).listed
+        ids = {subsystem.view(session.consumer).names[name] for name in names}
+        listed += bool(ids & request.answers)
+    return listed / len(requests)
 
 
 def memory(view: SkillView, requests: Sequence[Request]) -> float:
