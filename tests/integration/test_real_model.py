@@ -24,7 +24,7 @@ from kdskills.models.cassette import read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import read_transcript
 
-pytestmark = [pytest.mark.needs("llama"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.needs("llama", "bubblewrap"), pytest.mark.xdist_group("llama"), pytest.mark.timeout(400)]
 
 WINDOW = 8192
 REQUESTS = {"hello": "Greet Ada in French.", "press": "Which New York airport kept its passengers waiting longest?"}
@@ -101,7 +101,7 @@ def turn(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     wiring = Host(Settings(), entry_points=False).wiring
 
-    async def run(bundle, model, *, request=None, tokens=48, watch=None, window=None, **options):
+    async def run(bundle, model, *, request=None, tokens=48, watch=None, window=None, executor=None, **options):
         settings = {
             "max_steps": 2,
             "max_tool_calls": 3,
@@ -114,7 +114,7 @@ def turn(tmp_path, monkeypatch):
         system = SolverSystem(
             bundle=load_bundle(Path("bundles") / bundle),
             model=model if watch is None else Watched(wiring.model(model), watch, window),
-            executor=None,
+            executor=executor,
             settings=SolverSettings(**settings | options),
             wiring=wiring,
         )
@@ -242,22 +242,24 @@ def crowd(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("request_text", "name", "description", "window"),
+    ("request_text", "name", "description"),
     [
-        ("Which New York airport kept passengers waiting longest?", "flights", "Guide to data/flights.csv", None),
-        ("Press report.md into HTML and a PDF that I can print.", "report", "Turns a Markdown file", WINDOW),
-        ("Are there gaps or odd values in this CSV table?", "profile", "Profiles a CSV or JSON table", WINDOW),
+        ("Which New York airport kept passengers waiting longest?", "flights", "Guide to data/flights.csv"),
+        ("Press report.md into HTML and a PDF that I can print.", "report", "Turns a Markdown file"),
+        ("Are there gaps or odd values in this CSV table?", "profile", "Profiles a CSV or JSON table"),
     ],
 )
-async def test_among_a_thousand_skills_the_right_one_is_shown(
-    server, turn, crowd, request_text, name, description, window
-):
-    """A real model reads the right skill with its description, may load it by name, and answers.
-
-    Where its window is not known the catalog has 2,560 tokens, and 500 with the window that it has.
-    """
+async def test_among_a_thousand_skills_the_right_one_is_shown(server, turn, crowd, request_text, name, description):
+    """A real model, whose window leaves 500 tokens to the catalog, reads the right skill, may load it, and answers."""
     requests = []
-    options = {"max_steps": 1, "final_call": False, "tokens": 24, "watch": requests, "window": window}
+    options = {
+        "max_steps": 1,
+        "final_call": False,
+        "tokens": 24,
+        "watch": requests,
+        "window": WINDOW,
+        "executor": "bubblewrap",
+    }
     events, _ = await turn(crowd, f"json-schema:openai:smollm2@{server}", request=request_text, **options)
     (asked,) = requests
     entry = re.search(rf"<name>\n{name}\n</name>\n<description>\n(.*?)</description>", asked.instructions, re.DOTALL)
