@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kdskills.execution import ExecutorFactory
     from kdskills.hooks import Register
     from kdskills.models import ModelProvider
+    from kdskills.search import EmbedderFactory, SearchHit
     from kdskills.session import SessionStore
     from kdskills.session.approval import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
@@ -55,6 +56,14 @@ def kdskills_register_stores(register: Register[Callable[[str], SessionStore]]) 
 @hookspec
 def kdskills_register_models(register: Register[Callable[[str], ModelProvider]]) -> None:
     """Add model providers: ``register(prefix, factory)``; ``factory("rest")`` serves ``--model prefix:rest``."""
+
+
+@hookspec
+def kdskills_register_embedders(register: Register[EmbedderFactory]) -> None:
+    """Add makers of vectors: ``register(prefix, factory)``; ``factory("rest")`` gives an `Embedder` for ``prefix:rest``.
+
+    Only the one that the setting ``embedder`` names is made, at the first search, and only then is any text sent to it.
+    """
 
 
 @hookspec
@@ -112,6 +121,16 @@ def kdskills_hide_skills(agent: str, skills: Sequence[Skill]) -> Mapping[str, st
 
     Plugins can hide, never reveal: the union of all answers is refused with `plugin_denied`, so their order does not
     matter.
+    """
+
+
+@hookspec
+def kdskills_rank_skills(consumer: str, query: str, hits: Sequence[SearchHit]) -> Iterable[str] | None:
+    """Return full ids of *hits* in a better order, or None for no opinion; a hit that is not named is dropped.
+
+    Called in every search that has hits, with the best hundred of them and the first 4,000 characters of the query. Plugins
+    are asked in the order they were registered, each gets the order of the one before, so the last has the last word. They
+    can reorder and drop, never add: other ids, and repeated ones, are ignored.
     """
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from kdskills.app.work import WorkService
     from kdskills.execution import Executor
     from kdskills.projects.service import Projects
+    from kdskills.search import EmbedderGuard
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
 
@@ -148,6 +149,18 @@ class Host(OperationCalls):
             opened.append(root)
         return tuple(opened)
 
+    @cached_property
+    def _embedder(self) -> EmbedderGuard | None:
+        """What asks the embedder of the settings, which is made at the first search; None searches by words."""
+        name = self.settings.embedder
+        if not name:
+            return None
+        from kdskills.models import split_name
+        from kdskills.search import Embedder, EmbedderGuard
+
+        prefix, target = split_name(name)
+        return EmbedderGuard(name, lambda: make_part(self.registers.embedders, prefix, Embedder, target))
+
     def subsystem(
         self, bundle: Bundle | None, *, roots: Sequence[SkillRoot] = (), filters: Sequence[Filter] = ()
     ) -> SkillsSubsystem:
@@ -158,7 +171,7 @@ class Host(OperationCalls):
         options: dict[str, Any] = {} if self.settings.index_dir is None else {"index_dir": self.settings.index_dir}
         descriptor = SkillsDescriptor(custom_skills_root=None) if bundle is None else bundle.descriptor
         with self._parts_lock:  # threads ask for subsystems; what all of them share is made once
-            environment, opened = self.templates, self._opened_roots
+            environment, opened, embedder = self.templates, self._opened_roots, self._embedder
         return SkillsSubsystem(
             descriptor,
             bundle_root=None if bundle is None else bundle.root,
@@ -167,6 +180,8 @@ class Host(OperationCalls):
             check=self.answers.check_skill,
             environment=environment,
             source_key=self.answers.source_key,
+            embedder=embedder,
+            hit_order=self.answers.hit_order,
             **options,
         )
 

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from kdskills.bundle import SkillsDescriptor
     from kdskills.execution import ExecutorFactory
     from kdskills.models import ModelFactory
+    from kdskills.search import EmbedderFactory, SearchHit
     from kdskills.session import SessionStore
     from kdskills.session.approval import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
+    from kdskills.turn.export import HitOrder
 
 
 RESERVED: Final = ("skills.", "kd.")
@@ -73,6 +75,7 @@ BUILTIN = (
     "kdskills.builtin.models.pydantic_ai",
     "kdskills.builtin.models.record",
     "kdskills.builtin.models.decisions",
+    "kdskills.builtin.models.embeddings",
 )
 
 
@@ -222,6 +225,34 @@ class HookAnswers:
             hidden = dict(answer) | hidden
         return hidden
 
+    @property
+    def hit_order(self) -> HitOrder | None:
+        """`rank_skills`, or None where no plugin ranks: searches need not gather hits for it then."""
+        return self.rank_skills if self._calls("kdskills_rank_skills") else None
+
+    def rank_skills(
+        self, consumer: str | None, query: str, hits: Sequence[SearchHit]
+    ) -> tuple[Sequence[SearchHit], tuple[Diagnostic, ...]]:
+        """Let one plugin after the other reorder and drop *hits*; the answer of one that fails changes nothing and is told."""
+        hook = "kdskills_rank_skills"
+        problems: list[Diagnostic] = []
+        arguments = {"consumer": consumer or "", "query": query}
+        for call in reversed(self._calls(hook)):
+            try:
+                order = self._ask(hook, call, _full_ids, {**arguments, "hits": hits})
+            except PluginFailed as error:
+                problems.append(Diagnostic(error.code, "warning", error.message))
+                continue
+            if order is None:
+                continue
+            by_id = {hit.full_id: hit for hit in hits}
+            ranked = [by_id.pop(full_id) for full_id in order if full_id in by_id]
+            if len(ranked) < len(order):
+                strangers = self._failed(hook, call, "ids that are not among the hits, or repeated")
+                problems.append(Diagnostic(strangers.code, "warning", strangers.message))
+            hits = tuple(ranked)
+        return hits, tuple(problems)
+
     def deny(self, request: AccessRequest) -> Denial | None:
         """Return the first denial, or None when no plugin denies. Raises PluginFailed: then nothing is granted."""
         from kdskills.session.approval import Denial
@@ -253,7 +284,7 @@ class HookAnswers:
             answer = call.function(*(arguments[name] for name in call.argnames))
             accepted = None if answer is None else accept(answer)
         except KdskillsError as error:
-            if hook in _FILTERS:
+            if hook in _JUDGES:
                 raise self._failed(hook, call, f"{error.code}: {error.message}") from error
             raise  # said in words already, such as a name that is taken or a part that is not installed
         except Exception as error:
@@ -267,8 +298,8 @@ class HookAnswers:
         return plugin_failed(call.plugin_name, hook, expected, problem)
 
 
-_FILTERS: Final = frozenset({"kdskills_hide_skills", "kdskills_deny"})
-"""Hooks whose failure is never another error's: whatever they raise, nothing is granted."""
+_JUDGES: Final = frozenset({"kdskills_hide_skills", "kdskills_deny", "kdskills_rank_skills"})
+"""Hooks whose failure is never another error's: whatever they raise, the plugin is named, and what it says does not count."""
 
 
 def plugin_failed(plugin: str, hook: str, expected: str, problem: str) -> PluginFailed:
@@ -300,6 +331,7 @@ class Registers:
     executors: Register[ExecutorFactory]
     models: Register[ModelFactory]
     stores: Register[Callable[[str], SessionStore]]
+    embedders: Register[EmbedderFactory]
     tools: Register[SolverTool]
     interpreters: Register[Sequence[str]]
     operations: Register[Operation]
@@ -311,6 +343,7 @@ def collect(pm: PluginManager) -> Registers:
         Register("executor", _no_factory),
         Register("model", _no_factory),
         Register("store", _no_factory),
+        Register("embedder", _no_factory),
         Register("tool", _no_tool),
         Register("interpreter", _no_interpreter),
         OperationRegister("operation", _no_operation),
@@ -386,6 +419,18 @@ def _texts(answer: object) -> Mapping[str, str] | None:
     if not isinstance(answer, Mapping):
         return None
     return answer if all(isinstance(text, str) for pair in answer.items() for text in pair) else None
+
+
+MAX_ORDER: Final = 1000
+"""Ids that are read of one answer about hits; a generator may never end."""
+
+
+def _full_ids(answer: object) -> tuple[str, ...] | None:
+    """Take what has an order and only texts: of a set the order differs from process to process."""
+    if not isinstance(answer, Iterable) or isinstance(answer, str | bytes | Mapping | Set):
+        return None
+    ids = tuple(itertools.islice(answer, MAX_ORDER))
+    return ids if all(isinstance(full_id, str) for full_id in ids) else None
 
 
 Filter = Callable[[str | None, Sequence["Skill"]], Mapping[str, str]]

@@ -143,6 +143,11 @@ class Settings(BaseSettings):
     model: str = Field(
         default="replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`."
     )
+    embedder: str | None = Field(
+        default=None,
+        description="What makes vectors of skills and questions, so that searches go by meaning, too, such as "
+        "`openai:text-embedding-3-small` or `ollama:NAME`; empty means words only, and no text is sent anywhere.",
+    )
     index_dir: Path | None = Field(
         default=None, description="Folder of the persisted skill index; empty means the user cache."
     )

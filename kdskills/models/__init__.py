@@ -9,10 +9,11 @@ down: `***` stands for them. Nothing here talks to a network.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest
 
@@ -30,6 +31,7 @@ __all__ = [
     "Usage",
     "open_model",
     "parse_address",
+    "server_of",
     "split_name",
 ]
 
@@ -357,6 +359,20 @@ def parse_address(target: str, *, base_url: str | None = None) -> ModelAddress:
     if not model.strip():
         raise BadRequest("the model string names a provider but no model", model=target)
     return ModelAddress(model.strip(), url)
+
+
+OLLAMA_URL: Final = "http://localhost:11434/v1"
+
+
+def server_of(provider: str, target: str) -> tuple[ModelAddress, str]:
+    """Return where `NAME[@URL]` of a provider is served, and the key. Raises BadRequest: no model, or no key."""
+    variable, default = f"{provider.upper()}_API_KEY", OLLAMA_URL if provider == "ollama" else None
+    address = parse_address(target, base_url=os.environ.get(f"{provider.upper()}_BASE_URL") or default)
+    key = os.environ.get(variable) or ("unused" if address.base_url else None)
+    if key is None:
+        words = f"set {variable}, or name a server with {provider}:NAME@URL"
+        raise BadRequest(words, model=provider, variable=variable)
+    return address, key
 
 
 def open_model(factories: ModelFactories, name: str) -> ModelProvider:

@@ -9,7 +9,9 @@ from kdskills.errors import OperatorMustAct
 
 try:
     from kdskills.search.index import SearchIndex
+    from kdskills.search.ranking import CANDIDATES, MAX_QUERY
     from kdskills.search.search import Match, Matches, Searcher, SearchHit, SearchResult
+    from kdskills.search.vectors import Embedder, EmbedderFactory, EmbedderGuard, SkillVectors
 except ModuleNotFoundError as missing:
     # As in an image that somebody made for generated code: everything else works there.
     raise OperatorMustAct(
@@ -18,4 +20,17 @@ except ModuleNotFoundError as missing:
         module=missing.name,
     ) from missing
 
-__all__ = ["Match", "Matches", "SearchHit", "SearchIndex", "SearchResult", "Searcher"]
+__all__ = [
+    "CANDIDATES",
+    "MAX_QUERY",
+    "Embedder",
+    "EmbedderFactory",
+    "EmbedderGuard",
+    "Match",
+    "Matches",
+    "SearchHit",
+    "SearchIndex",
+    "SearchResult",
+    "Searcher",
+    "SkillVectors",
+]

@@ -1,24 +1,18 @@
 """The kept index: terms of skills in one SQLite file per set of roots, read as far as a question needs it.
 
-A skill is known by its full id and digest, so a change adds what changed and nothing else. The file is a cache: one that is
-damaged, foreign or of another version is written anew, never believed. Without a folder it is a temporary file.
+A skill is known by its full id and digest, so a change adds what changed and nothing else.
 """
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import stat
-import struct
 import sys
-import threading
 import unicodedata
-import zlib
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
 from itertools import count
@@ -28,23 +22,16 @@ from typing import Final, NamedTuple
 
 import Stemmer
 
-from kdskills.errors import Diagnostic
+from kdskills.search.cache_file import UNREADABLE, CacheFile, IndexDamaged, checked, sealed
 from kdskills.search.ranking import FIELDS, LEAD, LENGTH_NORM, SATURATION, skill_terms
 from kdskills.search.texts import files_stamp, skill_texts
 from kdskills.search.words import STOP_WORDS
 from kdskills.skills.model import Skill
-from kdskills.skills.private_files import private_folder
 from kdskills.skills.registry import collector_paused
 
 FORMAT: Final = 2
 """Raised whenever the same texts give other rows."""
 
-_SCHEMA: Final = (
-    "CREATE TABLE meta (identity TEXT, codes BLOB, names BLOB)",
-    "CREATE TABLE skill (number INTEGER PRIMARY KEY, stream BLOB)",
-    "CREATE TABLE term (code INTEGER PRIMARY KEY, postings BLOB)",
-)
-_BUSY_SECONDS: Final = 30.0
 _BATCH: Final = 1_000_000
 """Postings held in memory while an index is written."""
 
@@ -52,16 +39,12 @@ _STREAM_BYTES: Final = 8 * 1024 * 1024
 """Streams held in memory, those asked for last."""
 
 _SPARE: Final = 256
-_HOMES: Final = ("file:?mode=rwc", "file::memory:")
-"""Where an index without a file lives: in one without a name, and in memory where even that cannot be written."""
-
 _NUMBER: Final = 4
 """Bytes of a number."""
 
 _POSTING: Final = _NUMBER + 2
 """Bytes of a posting: a number, an impact, and fields."""
 
-_CHECK = struct.Struct("<I")
 _STREAM: Final = "utf-16-le"
 
 
@@ -85,38 +68,34 @@ class Postings(NamedTuple):
         return self.fields[at] if at < len(self.numbers) and self.numbers[at] == number else 0
 
 
-_UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
-"""What reading a damaged file raises: SQLite quotes the file in messages, and what it quotes may be no text."""
+class SearchIndex(CacheFile):
+    """The terms of skills; with `generation` the numbers given before hold no longer."""
 
-
-class IndexDamaged(Exception):
-    """Why an index file is not believed; it never leaves this room."""
-
-
-class SearchIndex:
-    """The terms of skills. Safe to use from any thread, and after a fork.
-
-    Args:
-        file: Where it is kept; None keeps it for this process only.
-
-    Attributes:
-        generation: Grows whenever numbers given before hold no longer.
-        diagnostics: `index_ignored` or `index_not_written`, when the file could not be used.
-    """
+    SCHEMA = (
+        "CREATE TABLE meta (identity TEXT, codes BLOB, names BLOB)",
+        "CREATE TABLE skill (number INTEGER PRIMARY KEY, stream BLOB)",
+        "CREATE TABLE term (code INTEGER PRIMARY KEY, postings BLOB)",
+    )
+    LABEL = "The search index"
+    COST = "reads all skills"
 
     def __init__(self, file: Path | None = None) -> None:
-        self.file = file
-        self.generation = 0
-        self.diagnostics: tuple[Diagnostic, ...] = ()
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._process = 0
-        self._home = _HOMES[0]
-        self._discarded = False
+        super().__init__(file)
         self._numbers: dict[str, int] = {}
         self._codes = array("q")  # of all terms there are, ascending
         self._asked: tuple[int, Mapping[str, Skill], dict[str, int]] = (0, {}, {})
         self._streams: OrderedDict[int, str] = OrderedDict()
+        self._stream_bytes = 0
+
+    def _identity(self) -> str:
+        return _identity()
+
+    def _fill(self, connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO meta VALUES (?, ?, ?)", (_identity(), sealed(b""), sealed(b"")))
+
+    def _forget(self) -> None:
+        self._numbers, self._codes = {}, array("q")
+        self._streams.clear()
         self._stream_bytes = 0
 
     def ready(self) -> int:
@@ -141,12 +120,12 @@ class SearchIndex:
         if all(map(self._numbers.__contains__, names.values())):
             return
         with collector_paused():
-            for _ in _HOMES:
+            for _ in range(2):
                 try:
                     self._add(names, skills)
                 except (sqlite3.OperationalError, OSError) as error:  # a full disk, a folder that is read-only
                     self._fall_back(error)
-                except (*_UNREADABLE, IndexDamaged) as damage:
+                except (*UNREADABLE, IndexDamaged) as damage:
                     self.discard(str(damage), self.generation)
                 else:
                     return
@@ -191,133 +170,21 @@ class SearchIndex:
                 self._stream_bytes -= getsizeof(held.popitem(last=False)[1])
             return streams
 
-    def discard(self, reason: str, generation: int) -> None:
-        """Forget what is there, if it still is of this generation: it is not believed, and skills will be read again."""
-        with self._lock:
-            if generation != self.generation:  # another thread was first
-                return
-            if self._discarded:
-                self._fall_back(IndexDamaged(reason))
-                return
-            self._discarded = True
-            self._note("index_ignored", f"The search index is not used and will be rebuilt: {reason}.")
-            self._renew()
-
-    def close(self) -> None:
-        """Let go of the file; the next use opens it again."""
-        with self._lock:
-            if self._connection is not None and self._process == os.getpid():
-                self._connection.close()
-            self._connection = None
-
     def _blobs(self, statement: str, keys: Sequence[int]) -> dict[int, bytes]:
         """Return the blob of each of *keys* that is there. Raises `IndexDamaged`."""
         with self._lock:
             try:
                 marks = ",".join("?" * len(keys))
                 rows = self._opened().execute(f"{statement} ({marks})", keys).fetchall()
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 raise IndexDamaged(f"it cannot be read ({error})") from error
-        return {key: _checked(blob, key) for key, blob in rows}
-
-    def _opened(self) -> sqlite3.Connection:
-        if self._connection is not None and self._process == os.getpid():
-            return self._connection
-        if self._connection is not None:
-            _INHERITED.append(self._connection)  # of the parent: closing it here would give up the parent's locks
-        self._begin()
-        try:
-            self._connection = self._kept() or self._created()
-        except IndexDamaged as damage:
-            self._connection = None
-            self.discard(str(damage), self.generation)
-        except (sqlite3.Error, OSError) as error:
-            self._fall_back(error)
-        assert self._connection is not None  # each of these ways opens one
-        return self._connection
-
-    def _kept(self) -> sqlite3.Connection | None:
-        """Open the file there is, or None when there is none. Raises `IndexDamaged`."""
-        if self.file is None:
-            return None
-        try:
-            status = self.file.lstat()
-        except FileNotFoundError:
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            raise IndexDamaged("it is not a regular file")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise IndexDamaged("others may write to it")
-        with ExitStack() as opening:
-            try:
-                connection = opening.enter_context(closing(_connect(f"{self.file.as_uri()}?mode=rw")))
-                known = _is_ours(connection)
-                if known:
-                    self._load(connection)
-            except _UNREADABLE as error:
-                if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                    raise
-                raise IndexDamaged("it is no database of ours") from error
-            if not known:
-                raise IndexDamaged("another version wrote it")
-            opening.pop_all()
-        return connection
-
-    def _created(self) -> sqlite3.Connection:
-        """Put an empty index in place of what is there. Raises `OSError` and `sqlite3.Error`."""
-        self._numbers, self._codes = {}, array("q")
-        if self.file is None:
-            return _initialised(_connect(self._home))
-        private_folder(self.file.parent)
-        aside = self.file.with_name(f".{self.file.name}.{os.getpid()}.{threading.get_ident()}")
-        os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-        try:
-            _initialised(_connect(f"{aside.as_uri()}?mode=rw")).close()
-            # Of the file that was there: it would be rolled back into the new one.
-            self.file.with_name(f"{self.file.name}-journal").unlink(missing_ok=True)
-            aside.replace(self.file)
-        finally:
-            aside.unlink(missing_ok=True)
-        return _connect(f"{self.file.as_uri()}?mode=rw")
-
-    def _begin(self) -> None:
-        """Forget what was read of another file, or by another process."""
-        self.generation += 1
-        self._process = os.getpid()
-        self._streams.clear()
-        self._stream_bytes = 0
-
-    def _renew(self) -> None:
-        """Begin again with an empty index."""
-        self.close()
-        self._begin()
-        try:
-            self._connection = self._created()
-        except (sqlite3.Error, OSError) as error:
-            self._fall_back(error)
-
-    def _fall_back(self, error: Exception) -> None:
-        """Go on with an index of this process: the folder cannot be used."""
-        reason = error.strerror if isinstance(error, OSError) else error  # without the path, which is the machine's
-        self._note("index_not_written", f"The search index cannot be kept ({reason}); each start reads all skills.")
-        self.close()
-        self._home = _HOMES[0] if self.file is not None else _HOMES[-1]
-        self.file = None
-        self._begin()
-        try:
-            self._connection = self._created()
-        except (sqlite3.Error, OSError):
-            self._home = _HOMES[-1]
-            self._connection = self._created()
-
-    def _note(self, code: str, message: str) -> None:
-        self.diagnostics = (*self.diagnostics[-3:], Diagnostic(code, "info", message))
+        return {key: checked(blob, key) for key, blob in rows}
 
     def _load(self, connection: sqlite3.Connection) -> list[str]:
         """Read which terms there are, and which skills, whose names are returned in the order of numbers. Raises `IndexDamaged`."""
         codes, names = connection.execute("SELECT codes, names FROM meta").fetchone()
-        self._codes = array("q", _checked(codes))
-        known = _checked(names).decode("utf-8", "surrogatepass").split("\n")[1:]  # each stands behind a line feed
+        self._codes = array("q", checked(codes))
+        known = checked(names).decode("utf-8", "surrogatepass").split("\n")[1:]  # each stands behind a line feed
         self._numbers = dict(zip(known, count()))
         return known
 
@@ -337,7 +204,7 @@ class SearchIndex:
                 terms = skill_terms(texts)
                 # What could not be read in full is tried again by the next process.
                 known.append(names[full_id] + ("" if complete else " ?"))
-                stream = _sealed(terms.stream.encode(_STREAM), number)
+                stream = sealed(terms.stream.encode(_STREAM), number)
                 connection.execute("INSERT INTO skill VALUES (?, ?)", (number, stream))
                 self._numbers[names[full_id]] = number
                 start = number << 16
@@ -349,13 +216,11 @@ class SearchIndex:
                     postings, held = _no_postings(), 0
             self._append(connection, postings)
             listing = "".join([f"\n{name}" for name in known]).encode("utf-8", "surrogatepass")
-            connection.execute(
-                "UPDATE meta SET codes = ?, names = ?", (_sealed(self._codes.tobytes()), _sealed(listing))
-            )
+            connection.execute("UPDATE meta SET codes = ?, names = ?", (sealed(self._codes.tobytes()), sealed(listing)))
             connection.execute("COMMIT")
         except BaseException:  # raised again: no half of a build stays, however it was ended
             self._numbers = {}
-            with suppress(*_UNREADABLE):  # a file that is damaged may not even be rolled back
+            with suppress(*UNREADABLE):  # a file that is damaged may not even be rolled back
                 connection.rollback()
             self.close()
             raise
@@ -368,35 +233,9 @@ class SearchIndex:
             data = _columns(entries)
             if self._has_code(code):
                 row = cursor.execute("SELECT postings FROM term WHERE code = ?", (code,)).fetchone()
-                data = _joined(_checked(row and row[0], code), data)
-            cursor.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (code, _sealed(data, code)))
+                data = _joined(checked(row and row[0], code), data)
+            cursor.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (code, sealed(data, code)))
         self._codes = array("q", sorted({*self._codes, *(code for code, _ in rows)}))
-
-
-_INHERITED: list[sqlite3.Connection] = []
-
-
-def _connect(uri: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=16
-    )
-    connection.text_factory = partial(str, encoding="utf-8", errors="replace")
-    for pragma in ("trusted_schema=OFF", "synchronous=OFF", "cache_size=-4096", "temp_store=FILE"):
-        connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-def _initialised(connection: sqlite3.Connection) -> sqlite3.Connection:
-    for statement in _SCHEMA:
-        connection.execute(statement)
-    connection.execute("INSERT INTO meta VALUES (?, ?, ?)", (_identity(), _sealed(b""), _sealed(b"")))
-    return connection
-
-
-def _is_ours(connection: sqlite3.Connection) -> bool:
-    """Whether the file has our tables and nothing else, and holds rows as this version writes them."""
-    statements = tuple(row[0] for row in connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid"))
-    return statements == _SCHEMA and connection.execute("SELECT identity FROM meta").fetchall() == [(_identity(),)]
 
 
 def _identity() -> str:
@@ -449,18 +288,3 @@ def _joined(before: bytes, after: bytes) -> bytes:
 def _postings(data: bytes) -> Postings:
     numbers, impacts, fields = _cut(data)
     return Postings(array("I", numbers), impacts, fields)
-
-
-def _seal(data: bytes | bytearray, key: int = 0) -> int:
-    return zlib.crc32(data, key & 0xFFFFFFFF)
-
-
-def _sealed(data: bytes | bytearray, key: int = 0) -> bytes:
-    """Return *data* with a checksum over it and the key of its row in front."""
-    return _CHECK.pack(_seal(data, key)) + data
-
-
-def _checked(blob: object, key: int = 0) -> bytes:
-    if isinstance(blob, bytes) and _CHECK.pack(_seal(blob[_CHECK.size :], key)) == blob[: _CHECK.size]:
-        return blob[_CHECK.size :]
-    raise IndexDamaged("a row does not fit its checksum")

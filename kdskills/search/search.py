@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, NamedTuple
 
 from kdskills.errors import Diagnostic
-from kdskills.search.index import IndexDamaged, Postings, SearchIndex
+from kdskills.search.cache_file import IndexDamaged
+from kdskills.search.index import Postings, SearchIndex
 from kdskills.search.ranking import (
     CANDIDATES,
     FIELDS,
@@ -21,6 +23,7 @@ from kdskills.search.ranking import (
     question_of,
     rarity,
 )
+from kdskills.search.vectors import Nearest, SkillVectors
 from kdskills.search.words import SIGNS
 from kdskills.skills.model import Skill
 
@@ -32,7 +35,7 @@ class SearchHit:
     Attributes:
         tokens: What loading it costs, about.
         score: How well it fits; higher is better, and only scores of one answer compare.
-        why: `{field: words of the question that stand in it}`.
+        why: `{field: words of the question that stand in it}`; empty where only vectors are near.
     """
 
     full_id: str
@@ -50,10 +53,10 @@ class SearchResult:
 
     Attributes:
         hits: The best first; equal scores by full id.
-        total: Skills in which any word of the question stands.
+        total: Skills in which any word of the question stands, and those that only vectors are near to.
         more: Whether there are hits after these.
         abstained: Whether nothing fits well enough, so that `hits` is empty.
-        diagnostics: What was wrong with the kept index.
+        diagnostics: What was wrong with the kept index, a plugin or the embedder.
     """
 
     hits: tuple[SearchHit, ...]
@@ -72,11 +75,12 @@ class Match(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """One page of matches, how many there are in all, and whether even the best is too weak to be an answer."""
+    """One page of matches, how many there are in all, whether even the best is too weak to be an answer, and what went wrong."""
 
     page: tuple[Match, ...]
     total: int
     abstained: bool
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 class Searcher:
@@ -86,16 +90,25 @@ class Searcher:
         index: Where their terms are.
         known: All skills of the snapshot, which the index is to hold.
         listed: Full ids of the skills that may be found; rarity is counted among them alone.
+        vectors: Says which of them are near a question in meaning; None ranks by words alone.
     """
 
-    def __init__(self, index: SearchIndex, known: Mapping[str, Skill], listed: Collection[str]) -> None:
+    def __init__(
+        self,
+        index: SearchIndex,
+        known: Mapping[str, Skill],
+        listed: Collection[str],
+        vectors: SkillVectors | None = None,
+    ) -> None:
         self._index = index
         self._known = known
         self._listed = listed
+        self._vectors = vectors
         self._lock = threading.Lock()
         self._generation = -1
         self._owners: list[str] = []
         self._members: list[int] = []
+        self._number_of: dict[str, int] = {}
         self._mask = b""
         self._holders: dict[str, int] = {}
 
@@ -109,17 +122,21 @@ class Searcher:
             within: Says of a full id whether it may stand in the answer; it changes no score.
         """
         question = question_of(query)
+        # Before the lock: an embedder may take seconds, and other questions do not wait for it.
+        near = Nearest() if self._vectors is None else self._vectors.nearest(query, self._listed, self._known)
         with self._lock:
             while True:
                 try:
-                    matches = self._find(question, limit, offset, within)
+                    matches = self._find(question, limit, offset, within, near)
                 except IndexDamaged as damage:
                     self._index.discard(str(damage), self._index.generation)
                 else:
                     if self._generation == self._index.generation:  # else another thread found it damaged meanwhile
                         return matches
 
-    def _find(self, question: Question, limit: int, offset: int, within: Callable[[str], bool] | None) -> Matches:
+    def _find(
+        self, question: Question, limit: int, offset: int, within: Callable[[str], bool] | None, near: Nearest
+    ) -> Matches:
         self._learn_numbers()
         owners = self._owners
         rows = {term: row.before(len(owners)) for term, row in self._index.postings(question.words).items()}
@@ -139,7 +156,14 @@ class Searcher:
         first = _best(scores, owners, matching, CANDIDATES)
         ranked = self._with_pairs(question, rows, first)
         if not ranked or is_too_low(-ranked[0][0], sum(rarities[term] for term in terms), len(self._members)):
-            return Matches((), 0, abstained=bool(ranked))
+            if not near.full_ids:
+                return Matches((), 0, bool(ranked), near.diagnostics)
+            first, ranked, matching = [], [], []
+        if near.full_ids:
+            taken = {number for _, _, number in first}
+            rest = [number for number in matching if number not in taken]
+            first = ranked = self._fused([*ranked, *_best(scores, owners, rest, len(rest))], near.full_ids)
+            matching = [number for _, _, number in ranked]
         if within is not None:
             ranked = [entry for entry in ranked if within(entry[1])]
         if within is not None or offset + limit > len(ranked):
@@ -153,7 +177,15 @@ class Searcher:
             Match(full_id, -score, _why(question, {term: row.fields_in(number) for term, row in rows.items()}))
             for score, full_id, number in ranked[offset : offset + limit]
         )
-        return Matches(page, total, abstained=False)
+        return Matches(page, total, False, near.diagnostics)
+
+    def _fused(self, ranked: Sequence[Ranked], nearest: Sequence[str]) -> list[Ranked]:
+        """Return the skills of both orders, by the sum of their reciprocal ranks; words and nearness have no common scale."""
+        fused: dict[str, float] = defaultdict(float)
+        for order in ([full_id for _, full_id, _ in ranked], nearest):
+            for rank, full_id in enumerate(order, 1):
+                fused[full_id] += 1 / (RANK_OFFSET + rank)
+        return sorted((-round(score, 12), full_id, self._number_of[full_id]) for full_id, score in fused.items())
 
     def _count(self, term: str, row: Postings) -> int:
         """Return how many listed skills have a term."""
@@ -200,9 +232,13 @@ class Searcher:
         for full_id in self._listed:
             self._owners[numbers[full_id]] = full_id
         self._members = [number for number, full_id in enumerate(self._owners) if full_id]
+        self._number_of = {self._owners[number]: number for number in self._members}
         self._mask = bytes(map(bool, self._owners))
         self._holders = {}
 
+
+RANK_OFFSET: Final = 60
+"""Added to ranks before they are turned over, so that the first of one order does not outweigh what both know."""
 
 _MOST_COUNTS: Final = 4096
 """Terms of which it is remembered how many listed skills have them."""

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
-from kdskills.errors import DescriptorError, PolicyUnavailable, StrPath, path_argument
+from kdskills.errors import DescriptorError, Diagnostic, PolicyUnavailable, StrPath, path_argument
 from kdskills.skills.model import RootKind, Skill
 from kdskills.skills.refs import INTERNAL_NAMESPACE
 from kdskills.skills.roots import SkillRoot, Snapshot, far_content
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
     import jinja2
 
     from kdskills.prompts import CatalogEntry
-    from kdskills.search import SearchIndex
+    from kdskills.search import EmbedderGuard, SearchHit, SearchIndex, SkillVectors
     from kdskills.sources import SourceKey
 
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
+
+HitOrder = Callable[[str | None, str, Sequence["SearchHit"]], tuple[Sequence["SearchHit"], tuple[Diagnostic, ...]]]
+"""Reorders and drops the best hits of a consumer's query, and says what went wrong."""
 
 
 def split_uri(uri: str) -> tuple[str, tuple[str, ...]]:
@@ -129,13 +132,25 @@ def index_maker(file: Path | None) -> Callable[[], SearchIndex]:
     return search_index
 
 
+def vectors_maker(embedder: EmbedderGuard | None, file: Path | None) -> Callable[[], SkillVectors | None]:
+    """Return what gives the vectors of one embedder's making, kept beside the search index in *file*, or None without one."""
+
+    @cache
+    def skill_vectors() -> SkillVectors | None:
+        from kdskills.search import SkillVectors
+
+        return None if embedder is None else SkillVectors(embedder, file and file.with_suffix(".vectors"))
+
+    return skill_vectors
+
+
 @dataclass(frozen=True)
 class SubsystemState:
     """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
     `mounts` is `{URI prefix: folder on this host}`, `environment` None for the shipped templates, `source_key`
     overrides what makes two rows one source; `entries` holds catalog entries by full id, each with its skill; `search_index`
-    gives the index that views are searched by, made at the first search.
+    gives the index that views are searched by, made at the first search, and `skill_vectors` their vectors; `hit_order` has the last word about hits.
     """
 
     descriptor: SkillsDescriptor
@@ -143,11 +158,13 @@ class SubsystemState:
     mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     environment: jinja2.Environment | None = None
     source_key: SourceKey | None = None
+    hit_order: HitOrder | None = None
     exported: Exported | None = None
     entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
     search_index: Callable[[], SearchIndex] = field(
         default_factory=lambda: index_maker(None), repr=False, compare=False
     )
+    skill_vectors: Callable[[], SkillVectors | None] = field(default=lambda: None, repr=False, compare=False)
 
     def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
         """Return the catalog entries of skills that are the same object in *snapshot*, for the `SubsystemState` made of it."""

@@ -19,7 +19,15 @@ from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import RefreshReport, SkillRoot, Snapshot, order_roots
 from kdskills.skills.selection import EMPTY, tool_ids
-from kdskills.turn.export import Exported, SubsystemState, export_view, index_maker, place_roots
+from kdskills.turn.export import (
+    Exported,
+    HitOrder,
+    SubsystemState,
+    export_view,
+    index_maker,
+    place_roots,
+    vectors_maker,
+)
 from kdskills.turn.view import PickerEntry, SkillView, build_view, picker_of
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
     import jinja2
 
+    from kdskills.search import EmbedderGuard
     from kdskills.sources import SourceKey
 
 
@@ -72,6 +81,8 @@ class SkillsSubsystem:
         check: Further findings about a skill; an error refuses it.
         environment: jinja2 templates in place of the shipped ones.
         source_key: Overrides what makes two rows of sources one, in instruction blocks.
+        embedder: Asks an embedder, so that searches go by meaning, too; None searches by words.
+        hit_order: Called with consumer, query and the best hits of each search, reorders and drops them.
         source: Skills found otherwise than by looking through roots: the far side of an export has one.
 
     `descriptor` holds the rules.
@@ -92,6 +103,8 @@ class SkillsSubsystem:
         check: Check | None = None,
         environment: jinja2.Environment | None = None,
         source_key: SourceKey | None = None,
+        embedder: EmbedderGuard | None = None,
+        hit_order: HitOrder | None = None,
         source: SubsystemSource | None = None,
     ) -> None:
         self.descriptor = SkillsDescriptor() if descriptor is None else SkillsDescriptor.from_json(descriptor)
@@ -108,12 +121,14 @@ class SkillsSubsystem:
         self._auto_refresh = auto_refresh
         self._environment = environment
         self._source_key = source_key
+        self._hit_order = hit_order
         file = None
         if source.exported is None:
             from kdskills.skills.index import search_file
 
             file = search_file(index_dir, self.roots)
         self._search_index = index_maker(file)
+        self._skill_vectors = vectors_maker(embedder, file)
         self._lock = threading.Lock()
         self._refreshed: float | None = None
         self._state: SubsystemState | None = None
@@ -171,9 +186,11 @@ class SkillsSubsystem:
                     self._source.mounts,
                     environment=self._environment,
                     source_key=self._source_key,
+                    hit_order=self._hit_order,
                     exported=self._source.exported,
                     entries=self._state.reusable_entries(snapshot) if self._state is not None else {},
                     search_index=self._search_index,
+                    skill_vectors=self._skill_vectors,
                 )
                 self._views.clear()
             return self._state

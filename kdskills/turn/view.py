@@ -273,19 +273,27 @@ class SkillView:
         Raises:
             ValueError: *limit*, *offset* or *by* is out of range.
         """
-        from kdskills.search import SearchHit, SearchResult
+        from kdskills.search import CANDIDATES, MAX_QUERY, SearchHit, SearchResult
 
         if by not in _STARTERS or not 1 <= limit <= MAX_HITS or offset < 0:
             raise ValueError(f"limit is 1 to {MAX_HITS}, offset 0 or more, and by one of model, user, code")
         within = None if namespace is None else lambda full_id: self.listed[full_id].namespace == namespace
-        matches = self._searcher(by).find(query, limit=limit, offset=offset, within=within)
+        order = self.state.hit_order
+        # What may be dropped is fetched beyond the page, which is cut when the order is known.
+        page = {"limit": limit, "offset": offset} if order is None else {"limit": CANDIDATES + offset + limit}
+        matches = self._searcher(by).find(query, within=within, **page)
         hits = []
         for match in matches.page:
             skill = self.listed[match.full_id]
             facts = (self._short_id_of[match.full_id], self.names_by_id[match.full_id], skill.description, skill.tokens)
             hits.append(SearchHit(match.full_id, *facts, match.score, match.why))
-        more = offset + len(hits) < matches.total
-        return SearchResult(tuple(hits), matches.total, more, matches.abstained, self.state.search_index().diagnostics)
+        total, diagnostics = matches.total, (*self.state.search_index().diagnostics, *matches.diagnostics)
+        if order is not None and hits:
+            best, rest = hits[:CANDIDATES], hits[CANDIDATES:]
+            ranked, problems = order(self.consumer, query[:MAX_QUERY], best)
+            total, diagnostics = total - len(best) + len(ranked), (*diagnostics, *problems)
+            hits = [*ranked, *rest][offset : offset + limit]
+        return SearchResult(tuple(hits), total, offset + len(hits) < total, matches.abstained, diagnostics)
 
     def _searcher(self, by: By) -> Searcher:
         """Return what searches the listed skills that *by* may start; made once."""
@@ -294,7 +302,8 @@ class SkillView:
         searchers = vars(self).setdefault("_searchers", {})
         if by not in searchers:
             listed = [full_id for full_id, skill in self.listed.items() if refuse_by(skill, by) is None]
-            searchers.setdefault(by, Searcher(self.state.search_index(), self.state.snapshot.skills, listed))
+            parts = (self.state.search_index(), self.state.snapshot.skills, listed, self.state.skill_vectors())
+            searchers.setdefault(by, Searcher(*parts))
         searcher: Searcher = searchers[by]
         return searcher
 

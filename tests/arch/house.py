@@ -243,7 +243,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
-LATER = {"search": 1_500, "app": 300, "catalogs": 600}
+LATER = {"search": 1_500, "app": 300, "catalogs": 600, "vectors": 400}
 """Lines that what was built after the measures were set may have."""
 
 LIMITS = {
@@ -251,7 +251,7 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 250,
+    "files": 253,
     "empty": 1,
     "shared": 12,
     "single": 10,

@@ -14,7 +14,7 @@ import pytest
 
 CONNECTS = {
     "kdskills/storage/database.py": "the one way to a database",
-    "kdskills/search/index.py": "a cache of this user, below the room of databases; a damaged one is thrown away",
+    "kdskills/search/cache_file.py": "a cache of this user, below the room of databases; a damaged one is thrown away",
     "kdskills/remote/catalog/rollout.py": "codex's own index, through SQLite itself",
     "kdskills/testing/journal_storm.py": "reads SQLite's verdict when every process has ended",
 }

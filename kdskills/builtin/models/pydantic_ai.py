@@ -5,14 +5,13 @@ The module registers names only; pydantic-ai is imported when a model is opened.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from kdskills.errors import BadRequest, MissingExtra, ModelFailed
+from kdskills.errors import MissingExtra, ModelFailed
 from kdskills.hooks import Register, hookimpl
 from kdskills.models import (
     Message,
@@ -23,8 +22,8 @@ from kdskills.models import (
     TextDelta,
     ToolCall,
     Usage,
-    parse_address,
     parse_object,
+    server_of,
 )
 from kdskills.storage.database import LazyModule
 
@@ -40,7 +39,6 @@ _FULL = (
     *("context_length_exceeded", "context length", "maximum context", "context window", "prompt is too long"),
     "available context size",
 )
-OLLAMA_URL = "http://localhost:11434/v1"
 
 
 class PydanticAIModel:
@@ -190,12 +188,7 @@ def open_live(provider: str, target: str) -> PydanticAIModel:
     The key comes from `<PROVIDER>_API_KEY`, and the URL also from `<PROVIDER>_BASE_URL`; Ollama is by default on this
     machine. A server of one's own needs no key.
     """
-    variable, default = f"{provider.upper()}_API_KEY", OLLAMA_URL if provider == "ollama" else None
-    address = parse_address(target, base_url=os.environ.get(f"{provider.upper()}_BASE_URL") or default)
-    key = os.environ.get(variable) or ("unused" if address.base_url else None)
-    if key is None:
-        words = f"set {variable}, or name a server with {provider}:NAME@URL"
-        raise BadRequest(words, model=provider, variable=variable)
+    address, key = server_of(provider, target)
     how: dict[str, Any] = {"api_key": key, "base_url": address.base_url, "max_retries": 0}
     model: Model[Any]
     try:

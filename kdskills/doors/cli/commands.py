@@ -146,8 +146,9 @@ def hits(answer: Any) -> None:
     ids = min(max((len(row.full_id) for row in answer.hits), default=0), MAX_ID_COLUMN)
     if answer.hits:
         out.print(f"[bold]{'':{numbers}}  {'skill':{ids}}   score  ~tokens  matched[/]", soft_wrap=True)
+    digits = 2 if any(row.score >= 0.1 for row in answer.hits) else 4  # sums of reciprocal ranks are small
     for row in answer.hits:
-        facts = f"  {line(row.full_id):{ids}}  {row.score:6.2f}  {row.tokens:7}  "
+        facts = f"  {line(row.full_id):{ids}}  {row.score:6.{digits}f}  {row.tokens:7}  "
         matched = shortened(strongest(row.why), max(out.width - numbers - len(facts), MIN_TEXT))
         out.print(f"{row.short_id:{numbers}}{facts}{plain(matched)}", soft_wrap=True)
         about = shortened(row.description, max(out.width - numbers - 2, MIN_TEXT))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,41 @@ def test_kdskills_register_models() -> None:
             register("mine", lambda rest: asked.append(rest) or model)
 
     assert (host(Plugin()).wiring.model("mine:a:b"), asked) == (model, ["a:b"])
+
+
+class Constant:
+    """An embedder to which all texts are one."""
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        """Return the same vector for each text."""
+        return [[1.0] for _ in texts]
+
+
+def test_kdskills_register_embedders() -> None:
+    """`prefix:rest` of the setting asks the factory registered under the prefix for `rest`, at the first search, and no other."""
+    asked: list[str] = []
+
+    class Plugin:
+        @hookimpl
+        def kdskills_register_embedders(self, register: Any) -> None:
+            register("mine", lambda rest: asked.append(rest) or Constant())
+
+    words = host(Plugin())
+    assert (words.run("skills.search", bundle=PRESS, query="zyzzyva").hits, asked) == ((), [])
+    made = Host(Settings(embedder="mine:a:b"), plugins=[Plugin()], entry_points=False)
+    assert asked == []
+    answer = made.run("skills.search", bundle=PRESS, query="zyzzyva")
+    assert (len(answer.hits) > 2, answer.diagnostics, asked) == (True, (), ["a:b"])
+
+
+@pytest.mark.parametrize("factory", [lambda _: object(), lambda _: broken()], ids=["wrong", "raises"])
+def test_an_embedder_that_cannot_be_used_leaves_words(factory: Any) -> None:
+    """A search is answered by words, and the diagnostic names the plugin."""
+    acme = plugin("kdskills_register_embedders", lambda register: register("mine", factory))
+    made = Host(Settings(embedder="mine:x"), plugins=[acme], entry_points=False)
+    answer = made.run("skills.search", bundle=PRESS, query="brief")
+    (finding,) = answer.diagnostics
+    assert (len(answer.hits) > 0, finding.code, "Acme" in finding.message) == (True, "embedder_failed", True)
 
 
 class NoArguments(BaseModel):
@@ -280,6 +317,77 @@ def test_kdskills_hide_skills() -> None:
     }
 
 
+QUERY = "write a brief, chart data and check an embargo"
+
+
+def ranker(order: Any) -> object:
+    """A plugin that answers the full ids of hits with what *order* makes of them."""
+    return plugin("kdskills_rank_skills", lambda consumer, query, hits: order([hit.full_id for hit in hits]))
+
+
+def located(made: Host, **arguments: Any) -> tuple[list[str], int, bool, list[str]]:
+    """Full ids, total and `more` of a search of PRESS, and the codes of its diagnostics."""
+    answer = made.run("skills.search", bundle=PRESS, query=QUERY, consumer="solver.react.decision", **arguments)
+    return [hit.full_id for hit in answer.hits], answer.total, answer.more, [d.code for d in answer.diagnostics]
+
+
+def test_kdskills_rank_skills() -> None:
+    """A plugin is handed consumer, query and all hits, reorders and drops them, and pages are cut of its order."""
+    usual, total, _, _ = located(host())
+    assert total == len(usual) >= 3
+    seen: list[Any] = []
+
+    def order(consumer: str, query: str, hits: Any) -> list[str]:
+        seen.append((consumer, query, len(hits)))
+        return [hit.full_id for hit in hits][:0:-1]  # the worst first, and the best not at all
+
+    made = host(plugin("kdskills_rank_skills", order))
+    ranked = usual[:0:-1]
+    assert located(made) == (ranked, total - 1, False, [])
+    assert located(made, limit=1) == (ranked[:1], total - 1, True, [])
+    assert located(made, limit=1, offset=1) == (ranked[1:2], total - 1, total > 3, [])
+    assert seen == [("solver.react.decision", QUERY, total)] * 3
+
+
+def test_the_plugin_registered_last_has_the_last_word() -> None:
+    """Each plugin gets the order of the one before; None leaves it."""
+    usual = located(host())[0]
+    first, second = ranker(lambda ids: ids[:3]), ranker(lambda ids: ids[::-1])
+    assert located(host(first, second, ranker(lambda ids: None)))[0] == usual[2::-1]
+    assert located(host(second, first))[0] == usual[:-4:-1]
+
+
+def test_a_ranking_plugin_adds_nothing() -> None:
+    """Denied, unknown, repeated and endless ids are ignored and told; what may not be seen stays out of reach."""
+    usual, total, _, _ = located(host())
+    for order in (
+        lambda ids: ["press.embargo", "no.such", "\ud800", *ids, ids[0]],
+        lambda ids: itertools.chain(ids, itertools.repeat(ids[0])),
+    ):
+        assert located(host(ranker(order))) == (usual, total, False, ["plugin_failed"])
+
+
+def test_a_ranking_plugin_drops_everything() -> None:
+    """An empty answer leaves no hit, and no total tells of what was dropped."""
+    assert located(host(ranker(lambda ids: []))) == ([], 0, False, [])
+
+
+def _broken_generator(ids: list[str]) -> Iterator[str]:
+    yield ids[-1]
+    raise UnknownName("no name of ours", name="x", kind="y")
+
+
+@pytest.mark.parametrize("wrong", ["text", b"text", {}, {"a.b"}, 5, [5], [None], _broken_generator])
+def test_a_ranking_plugin_that_fails_changes_nothing(wrong: Any) -> None:
+    """What raises, has no order or holds something else than texts is told; the other plugins still count."""
+    usual, total, _, _ = located(host())
+    failing = ranker(wrong if callable(wrong) else lambda ids: wrong)
+    made = host(failing, ranker(lambda ids: ids[::-1]))
+    assert located(made) == (usual[::-1], total, False, ["plugin_failed"])
+    answer = made.run("skills.search", bundle=PRESS, query=QUERY)
+    assert "Acme failed in kdskills_rank_skills" in answer.diagnostics[0].message
+
+
 def test_kdskills_deny() -> None:
     """One Denial refuses, whatever the other plugins say."""
 
@@ -395,6 +503,7 @@ def test_a_plugin_that_raises_while_it_registers_is_named(hook: str) -> None:
         ("kdskills_register_executors", "mine", "no factory", "no function that makes one"),
         ("kdskills_register_executors", 5, SubprocessExecutor, "its name must be text"),
         ("kdskills_register_models", "mine", ScriptedModel([]), "no function that makes one"),
+        ("kdskills_register_embedders", "mine", Constant(), "no function that makes one"),
         ("kdskills_register_stores", "mine", None, "no function that makes one"),
         ("kdskills_register_tools", "acme.x", "text", "a str is no SolverTool"),
         ("kdskills_register_tools", "acme.x", len, "tool_from_function"),

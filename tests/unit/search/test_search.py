@@ -252,6 +252,28 @@ def test_a_skill_found_is_one_the_gate_grants(office: None, write: Write, build:
         assert {view.resolve(ref).full_id for ref in (hit.full_id, hit.short_id, hit.name)} == {hit.full_id}
 
 
+def test_what_is_dropped_of_the_best_hundred_leaves_no_gap(write: Write, build: Build) -> None:
+    """Hits after the hundredth move up behind what an order left, page by page; the query handed over is bounded."""
+    for number in range(130):
+        write(f"n.s{number:03}", "Sorts letters.")
+    queries: list[str] = []
+
+    def order(consumer: str | None, query: str, hits: Sequence[SearchHit]) -> tuple[Sequence[SearchHit], tuple[()]]:
+        queries.append(query)
+        return hits[97:], ()
+
+    view = build(hit_order=order).view()
+    left = [f"n.s{number:03}" for number in range(97, 130)]
+    question = "letters" + " " * 5000
+    assert ids(view, question, limit=33) == left
+    assert ids(view, question, limit=20, offset=2) == left[2:22]
+    last = view.search(question, limit=5, offset=30)
+    assert ([hit.full_id for hit in last.hits], last.total, last.more) == (left[30:], 33, False)
+    assert set(queries) == {question[:4000]}
+    assert view.search("zyzzyva").hits == ()
+    assert len(queries) == 3  # nobody is asked about nothing
+
+
 # ---- nothing fits ------------------------------------------------------------------------------------------------
 
 
