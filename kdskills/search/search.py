@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, NamedTuple
 
-from kdskills.errors import Diagnostic
+from kdskills.errors import Diagnostic, OperatorMustAct
 from kdskills.search.cache_file import IndexDamaged
 from kdskills.search.index import Postings, SearchIndex
 from kdskills.search.ranking import (
@@ -120,19 +120,28 @@ class Searcher:
             limit: Most matches of the page.
             offset: Matches to pass over.
             within: Says of a full id whether it may stand in the answer; it changes no score.
+
+        Raises:
+            OperatorMustAct: `search_unavailable`; a disk or memory gives back something else than was written.
         """
         question = question_of(query)
         # Before the lock: an embedder may take seconds, and other questions do not wait for it.
         near = Nearest() if self._vectors is None else self._vectors.nearest(query, self._listed, self._known)
+        reason = "other searches of this moment find it damaged, too"
         with self._lock:
-            while True:
+            for _ in range(_TRIES):
                 try:
                     matches = self._find(question, limit, offset, within, near)
                 except IndexDamaged as damage:
-                    self._index.discard(str(damage), self._index.generation)
+                    reason = str(damage)
+                    self._index.discard(reason, self._index.generation)
                 else:
                     if self._generation == self._index.generation:  # else another thread found it damaged meanwhile
                         return matches
+        raise OperatorMustAct(
+            f"skills cannot be searched: their index is damaged however often it is built anew ({reason})",
+            code="search_unavailable",
+        )
 
     def _find(
         self, question: Question, limit: int, offset: int, within: Callable[[str], bool] | None, near: Nearest
@@ -239,6 +248,9 @@ class Searcher:
 
 RANK_OFFSET: Final = 60
 """Added to ranks before they are turned over, so that the first of one order does not outweigh what both know."""
+
+_TRIES: Final = 20
+"""How often an answer is looked for in an index that others renew, or that is built anew: a file, then one in memory."""
 
 _MOST_COUNTS: Final = 4096
 """Terms of which it is remembered how many listed skills have them."""

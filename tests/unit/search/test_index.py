@@ -16,8 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.errors import OperatorMustAct
 from kdskills.search import index as index_module
 from kdskills.search import texts as texts_module
+from kdskills.search.cache_file import IndexDamaged
+from kdskills.search.index import SearchIndex
 from kdskills.skills.model import Skill
 from kdskills.turn import SkillView
 from tests.unit.search.conftest import Build, Write
@@ -321,6 +324,18 @@ def test_a_file_that_breaks_under_many_threads_harms_none(
     for thread in threads:
         thread.join()
     assert answers == [("zoo.feeder",)] * 200
+
+
+def test_what_stays_damaged_ends_with_a_code(zoo: None, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where even a new index gives back something else than was written, a search ends, and says who must act."""
+
+    def broken(index: SearchIndex, terms: object) -> dict[str, object]:
+        raise IndexDamaged("a row does not fit its checksum")
+
+    monkeypatch.setattr(SearchIndex, "postings", broken)
+    with pytest.raises(OperatorMustAct, match="does not fit its checksum") as caught:
+        build().view().search("walrus")
+    assert caught.value.code == "search_unavailable"
 
 
 # ---- many at once ------------------------------------------------------------------------------------------------
