@@ -17,6 +17,7 @@ from kdskills.execution.protocol import (
 from kdskills.execution.request import (
     Artifact,
     ArtifactError,
+    EnvironmentMount,
     ExecError,
     ExecRequest,
     ExecResult,
@@ -34,6 +35,7 @@ from kdskills.execution.request import (
 __all__ = [
     "Artifact",
     "ArtifactError",
+    "EnvironmentMount",
     "ExecError",
     "ExecRequest",
     "ExecResult",

@@ -68,6 +68,18 @@ class SkillMount:
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentMount:
+    """Packages the program sees read-only at `/env/<digest>`: folders `python`, `bin` and `node_modules`, any of which may be missing."""
+
+    digest: str
+    root: Path
+
+    def __post_init__(self) -> None:
+        """Accept the folder as a path or as text. Raises TypeError for anything else."""
+        object.__setattr__(self, "root", path_argument(self.root, "root"))
+
+
+@dataclass(frozen=True, slots=True)
 class InputFile:
     """A file copied into the workdir before the run: bytes, or a host file; programs may execute it when told so."""
 
@@ -127,6 +139,7 @@ class ExecRequest:
         stdin: Bytes on standard input, of `argv` and `script`.
         env: Variables applied inside, byte-exact.
         skills: Skills visible at `/skills/<full id>`.
+        environment: Packages of this program alone.
         inputs: Files copied in before the run.
         outputs: Globs relative to the workdir, collected once the program is dead.
         workdir: Directory the program starts in, relative to `/work`, or absolute below `/skills`.
@@ -145,6 +158,7 @@ class ExecRequest:
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict)
     skills: tuple[SkillMount, ...] = ()
+    environment: EnvironmentMount | None = None
     inputs: tuple[InputFile, ...] = ()
     outputs: tuple[str, ...] = ()
     workdir: str = "."

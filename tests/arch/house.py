@@ -243,7 +243,15 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return sorted(list(group) for group in groups if len(group) > 1)
 
 
-LATER = {"search": 1_500, "app": 300, "catalogs": 600, "vectors": 400}
+LATER = {
+    "search": 1_500,
+    "app": 900,
+    "catalogs": 600,
+    "vectors": 400,
+    "environments": 3_500,
+    "shell": 1_200,
+    "network": 1_000,
+}
 """Lines that what was built after the measures were set may have."""
 
 LIMITS = {
@@ -251,7 +259,7 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 253,
+    "files": 275,
     "empty": 1,
     "shared": 12,
     "single": 10,
