@@ -210,7 +210,7 @@ async def catalog_unchanged(ground: Ground) -> AsyncIterator[Sample]:
     runtime = SkillRuntime(subsystem=ground.subsystem(None), locations="logical")
     session = await runtime.create_session()
     core, call = runtime._core, Call(session.id, NO_TURN)
-    yield sync(lambda: runtime._catalogs.catalog_text(core, call, core.gate_of(CONSUMER), ()))
+    yield sync(lambda: runtime._catalogs.whole(core, call, core.gate_of(CONSUMER)))
     await runtime.aclose()
 
 
