@@ -141,7 +141,7 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     prepared = PreparedRun(run, target, clean, command, workdir, executor)
     tree = await asyncio.to_thread(fresh_tree, target.skill)
     await _approve(core, call, prepared, tree)
-    async with _folder(target.skill, clean) as folder:
+    async with skill_on_host(target.skill, clean) as folder:
         result = await _execute(core, call, prepared, tree, folder)
     return replace(result, note=note) if note else result
 
@@ -234,7 +234,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
 
 
 @asynccontextmanager
-async def _folder(skill: Skill, path: str) -> AsyncIterator[Path]:
+async def skill_on_host(skill: Skill, path: str) -> AsyncIterator[Path]:
     """Give the skill's folder on this host; the files of a far skill are fetched for as long as the block lasts."""
     content = far_content(skill)
     if content is None:

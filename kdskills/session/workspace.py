@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from mimetypes import MimeTypes
@@ -124,6 +124,7 @@ class FolderWorkspace:
         self.mounts = {name: path_argument(folder, f"the mount {name}") for name, folder in (mounts or {}).items()}
         self.protected = frozenset(protected)
         self._lock = threading.RLock()
+        self._programs: set[str] = set()
         self.root.mkdir(parents=True, exist_ok=True)
 
     def inputs(self) -> tuple[InputFile, ...]:
@@ -136,7 +137,7 @@ class FolderWorkspace:
                     continue  # links and pipes are never handed on
                 total += entry.size
                 path = f"{prefix}/{entry.path}" if prefix else entry.path
-                copies.append(InputFile(path, (folder / entry.path).absolute()))
+                copies.append(InputFile(path, (folder / entry.path).absolute(), path in self._programs))
         if len(copies) > MAX_FILES or total > MAX_TOTAL:
             message = f"the turn's files are more than {MAX_FILES} files or {MAX_TOTAL} bytes"
             raise refuse("too_large", message, size=total)
@@ -222,6 +223,9 @@ class FolderWorkspace:
         """Keep artifacts that are new or differ from what is here; inputs and mounts stay as they are."""
         produced_files: list[ProducedFile] = []
         dropped: list[tuple[str, str]] = []
+        # For later runs: on this host nothing that a program made may be executed.
+        programs = {item.path for item in artifacts if item.mode & 0o100}
+        self._programs = (self._programs - {item.path for item in artifacts}) | programs
         for item in artifacts:
             if self._is_unchanged(item):
                 continue
@@ -233,6 +237,19 @@ class FolderWorkspace:
             except ToolCallRefused as error:
                 dropped.append((item.path, error.message))
         return Collected(tuple(produced_files), tuple(dropped))
+
+    def remove(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Remove files of the turn and return the paths that were there; files handed in and mounts stay."""
+        removed: list[str] = []
+        for path in paths:
+            clean = clean_path(path)
+            if clean in self.protected or self._mounted(clean):
+                continue
+            *folders, name = clean.split("/")
+            with self._lock, suppress(FileRefused, OSError), _folder(self.root, folders, make=False) as parent:
+                os.unlink(name, dir_fd=parent)
+                removed.append(clean)
+        return tuple(removed)
 
     def _entries(self, folder: Path) -> list[TreeEntry]:
         with self._lock:  # a file that is being written lies beside its place under another name

@@ -26,7 +26,7 @@ ImportPolicy = Literal["private", "listed", "strict"]
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-SCRIPT_TOOLS = frozenset({"skills.run_script", "exec.python"})
+SCRIPT_TOOLS = frozenset({"skills.run_script", "exec.python", "exec.shell"})
 """Tools that are there only where an engine runs programs."""
 
 STEP_OF: Mapping[str, int] = MappingProxyType(

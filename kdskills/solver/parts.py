@@ -148,6 +148,7 @@ class SolverSettings(BaseModel):
         check_answers: Whether an answer that reports files which are not there is sent back once, and then `unverified`.
         final_call: Whether a turn out of steps or calls is given one last call without tools.
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
+        shell: The shell and the file tools, likewise; they are off wherever scripts are.
         catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
@@ -174,6 +175,7 @@ class SolverSettings(BaseModel):
     check_answers: bool = True
     final_call: bool = True
     run_scripts: bool | None = None
+    shell: bool | None = None
     catalog: CatalogMode = "auto"
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)

@@ -16,6 +16,7 @@ from kdskills.models import ModelProvider, Redactor
 from kdskills.session import SkillRuntime
 from kdskills.session.tools import INPUTS, safe_name
 from kdskills.solver.parts import Pacing, SolverSettings, Wiring, default_wiring, redactor_of
+from kdskills.solver.shell import SHELL_TOOLS
 from kdskills.solver.tools import RemoteSession, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE
 
@@ -176,6 +177,7 @@ class SolverSystem:
         path = self.bundle.tools_path
         tools = (
             *((READ, WRITE) if executor is None else (READ, WRITE, PYTHON)),
+            *(SHELL_TOOLS if self._shell(executor) else ()),
             *self.wiring.tools,
             *(() if path is None else load_bundle_tools(path)),
             *self._tools,
@@ -202,6 +204,11 @@ class SolverSystem:
             listing=self.settings.catalog,
             window=self.model(DECISION).context_window,
         )
+
+    def _shell(self, executor: Executor | None) -> bool:
+        """Whether the shell and the file tools are offered."""
+        wanted = self.settings.shell
+        return executor is not None and (wanted is True or (wanted is None and executor.level > IsolationLevel.RLIMIT))
 
     async def _close_models(self, error: BaseException | None) -> None:
         providers, self._opened = self._opened, []

@@ -96,6 +96,7 @@ class Turn:
     bus: EventBus
     streaming: bool = False
     log: TurnLog = field(default_factory=TurnLog)
+    shell_outputs: int = 0
     result: TurnResult | None = None
 
     @property

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:
     from kdskills.execution import Executor
+    from kdskills.session.workspace import Collected
     from kdskills.skills.selection import By
     from kdskills.solver.turn import Turn
 
@@ -102,11 +104,13 @@ MAX_READ_CHARS = 100_000
 """Characters of a turn file given at once."""
 
 
-class _Arguments(BaseModel):
+class ToolArguments(BaseModel):
+    """Arguments of a tool of the solver: unknown ones are refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ReactReadInput(_Arguments):
+class ReactReadInput(ToolArguments):
     """Arguments of `react.read`."""
 
     refs: list[str] = Field(
@@ -116,7 +120,7 @@ class ReactReadInput(_Arguments):
     )
 
 
-class ReactWriteInput(_Arguments):
+class ReactWriteInput(ToolArguments):
     """Arguments of `react.write`."""
 
     path: str = Field(description="File of the turn to write, such as notes/plan.md.")
@@ -267,7 +271,7 @@ It runs in an isolated folder holding the files of this turn; write results ther
 Task: {task}"""
 
 
-class ExecPythonInput(_Arguments):
+class ExecPythonInput(ToolArguments):
     """Arguments of `exec.python`."""
 
     code: str = Field("", description="Python source to run. Give code or task.")
@@ -297,22 +301,33 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
     request = build_request(turn, code, arguments.timeout_s)
-    await _approve(turn, executor)
-    result = await _run(turn, executor, request)
+    await approve_run(turn, executor, ("python3", "<code>"))
+    result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
-    for file in collected.files:
-        turn.bus.emit(FileWritten, path=file.path, size=file.size, tool="exec.python")
+    tell_files(turn, collected, "exec.python")
     for stream, output in (("stdout", result.stdout), ("stderr", result.stderr)):
         if output.data:
             turn.bus.emit(ToolOutput, call_id=call.call_id, tool="exec.python", stream=stream, text=output.text)
     answer = describe(result)
     if arguments.task:
         answer["code"] = code
-    answer["artifacts"] = [file.to_json() for file in collected.files]
+    answer |= file_facts(result, collected)
+    return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
+
+
+def tell_files(turn: Turn, collected: Collected, tool: str) -> None:
+    """Tell which files a tool wrote."""
+    for file in collected.files:
+        turn.bus.emit(FileWritten, path=file.path, size=file.size, tool=tool)
+
+
+def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
+    """Return what a model reads of the files a program left."""
+    facts: dict[str, Any] = {"artifacts": [file.to_json() for file in collected.files]}
     dropped_files = [*collected.dropped, *((item.path, item.message) for item in result.artifact_errors)]
     if dropped_files:
-        answer["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
-    return ToolAnswer(answer, tuple(file.path for file in collected.files), changed=bool(collected.files))
+        facts["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
+    return facts
 
 
 def extract_code(text: str) -> str:
@@ -378,7 +393,8 @@ def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
     return narrowed
 
 
-async def _approve(turn: Turn, executor: Executor) -> None:
+async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...]) -> None:
+    """Ask whether *argv* may run. Raises `approval_unavailable` (nobody to ask) or `approval_denied`."""
     approve = turn.parts.approve
     if approve is None:
         # A skill of a remote origin is loaded, directly or as an import: then every run needs approval.
@@ -387,23 +403,36 @@ async def _approve(turn: Turn, executor: Executor) -> None:
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
         return
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
-    request = ApprovalRequest(turn.session_id, None, None, None, None, ("python3", "<code>"), (), executor.name)
+    request = ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name)
     answer = await approve(request)
     turn.bus.emit(ApprovalDecided, skill=None, path=None, allowed=answer.allowed, reason=answer.reason)
     if not answer.allowed:
         raise refuse("approval_denied", "the run was not approved", reason=answer.reason)
 
 
-async def _run(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
+async def run_program(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
+    """Run *request* and tell of it. Raises `executor_unavailable` or `executor_failed` where the program is not to blame."""
+    with program_events(turn, executor):
+        result = await executor.run(request)
+    return judged(turn, result)
+
+
+@contextmanager
+def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
+    """Tell that a program starts; what an engine refuses or breaks at is refused in words for the model."""
     turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
     try:
-        result = await executor.run(request)
+        yield
     except ExecRefused as error:
         message = f"the program was not run, no defect of it: {pathless(error.message)}"
         raise refuse("executor_unavailable", message, reason=error.code) from error
     except ExecFailed as error:
         message = f"the sandbox broke, no defect of the program: {pathless(error.message)}"
         raise refuse("executor_failed", message) from error
+
+
+def judged(turn: Turn, result: ExecResult) -> ExecResult:
+    """Tell that a program ended, and return its result. Raises `executor_failed`: the program never ran."""
     turn.bus.emit(
         ScriptFinished,
         skill=None,

@@ -136,6 +136,18 @@ def test_collect(work):
     assert not (work.root.parent / "evil").exists()
 
 
+def test_programs_stay_programs_and_removed_files_are_gone(work):
+    """A later run may execute what a run made executable; on this host nothing is; inputs and mounts are not removed."""
+    work.collect([Artifact("run.sh", 1, "0" * 64, 0o755, b"x"), Artifact("plain", 1, "0" * 64, 0o644, b"x")])
+    assert {item.path: item.executable for item in work.inputs() if item.content.parent == work.root.absolute()} == {
+        "in.txt": False, "plain": False, "run.sh": True,
+    }  # fmt: skip
+    assert (work.root / "run.sh").stat().st_mode & 0o777 == 0o644
+    assert work.remove(["plain", "in.txt", "data/rows.csv", "never"]) == ("plain",)
+    work.collect([Artifact("run.sh", 1, "0" * 64, 0o644, b"x")])
+    assert [item.path for item in work.inputs() if item.executable] == []
+
+
 def test_reading_a_mount(work):
     """Mounts are readable below their name, and folders there count."""
     assert work.read("data/rows.csv") == b"a\n"

@@ -190,7 +190,7 @@ async def test_tools_of_the_wiring_are_offered_and_open_the_gates_of_skills(buil
     async with build() as system, ReactSolver(system).prepare_session("x") as turn:
         assert "acme.sales" not in turn.view.skills
     wiring = PlainWiring(tools=[tool_from_function(lookup)])
-    async with build(wiring=wiring) as system, ReactSolver(system).prepare_session("x") as turn:
+    async with build(wiring=wiring, shell=False) as system, ReactSolver(system).prepare_session("x") as turn:
         assert "acme.sales" in turn.view.skills
         assert [spec.tool_id for spec in turn.tool_specs()] == [
             "skills.load",
@@ -208,7 +208,7 @@ async def test_the_tools_of_skills_open_gates_too(build, bundle_path):
     """A bundle whose every skill needs `skills.run_script` is visible where scripts run, and only there."""
     for name in ("sales", "brief"):
         (bundle_path / f"skills/acme/{name}/tools.yaml").write_text("- {id: skills.run_script, required: true}\n")
-    async with build() as system, ReactSolver(system).prepare_session("x") as turn:
+    async with build(shell=False) as system, ReactSolver(system).prepare_session("x") as turn:
         assert sorted(turn.view.skills) == ["acme.brief", "acme.sales"]
         assert len(turn.tool_specs()) == 7
     async with build(engine=None) as system, ReactSolver(system).prepare_session("x") as turn:

@@ -1,0 +1,260 @@
+"""`exec.shell`: bash behind the wall of the executor, on the turn's folder and the loaded skills.
+
+Each command runs in a sandbox of its own. Files it writes, changes or removes are those of the turn; nothing else
+outlives it: no process, no variable, no folder without a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel, Field
+
+from kdskills.errors import FileRefused, PluginFailed, ToolCallRefused
+from kdskills.execution import ExecRequest, ExecResult, InputFile, Limits, Owner, SkillMount, Stream
+from kdskills.session.approval import AccessKind, AccessRequest, denial_of
+from kdskills.session.codes import invalid, refuse
+from kdskills.session.config import MIB, Budget
+from kdskills.session.reading import fresh_tree
+from kdskills.session.scripts import ENVIRONMENT, MISSING_PROGRAM, skill_on_host
+from kdskills.session.workspace import Collected, clean_path
+from kdskills.skills.roots import far_content
+from kdskills.skills.safe_open import walk_tree
+from kdskills.solver.dispatch import cut_middle
+from kdskills.solver.events import SkillRefused, ToolOutput
+from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
+from kdskills.solver.turn_tools import (
+    DEFAULT_PROGRAM_S,
+    MAX_PROGRAM_S,
+    PROGRAM_GRACE_S,
+    ToolArguments,
+    approve_run,
+    describe,
+    file_facts,
+    run_program,
+    tell_files,
+)
+
+if TYPE_CHECKING:
+    from kdskills.skills.model import Skill
+    from kdskills.solver.turn import Turn
+
+MAX_COMMAND: Final = 64 * 1024
+"""Bytes of one command; the system takes no argument of twice as many."""
+OUTPUT_BYTES: Final = 4 * MIB
+"""Bytes of each stream that are kept: the last ones."""
+SHOWN_CHARS: Final = 16_000
+"""Characters of each stream that an answer holds; of a small window fewer."""
+_TURN, _SKILLS = "/work", "/skills/"
+_LOST: Final = frozenset({"too_many", "too_large", "too_deep", "unreadable"})
+"""Codes of outputs that were there and were not collected: what is missing then may not have been removed."""
+
+
+class ShellInput(ToolArguments):
+    """Arguments of `exec.shell`."""
+
+    command: str = Field(
+        min_length=1, description="What bash runs, such as: python3 $SKILL_DIR/scripts/sum.py a.csv | head"
+    )
+    workdir: str = Field(".", description="Folder to start in: one of the turn's, or /skills/<id> of a loaded skill.")
+    skill: str = Field("", description="Loaded skill whose folder is $SKILL_DIR; the one loaded last when omitted.")
+    timeout_s: float = Field(
+        DEFAULT_PROGRAM_S, gt=0, le=MAX_PROGRAM_S, allow_inf_nan=False, description="Seconds the command may take."
+    )
+
+
+async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    assert isinstance(arguments, ShellInput)
+    turn, executor = call.turn, call.turn.parts.executor
+    if executor is None:
+        raise refuse("run_disabled", "commands are switched off here")
+    _check_command(arguments.command)
+    async with AsyncExitStack() as stack:
+        request = await shell_request(turn, arguments, stack)
+        await approve_run(turn, executor, request.argv or ())
+        result = await run_program(turn, executor, request)
+    return shell_answer(call, request, result)
+
+
+def _check_command(command: str) -> None:
+    problem = ""
+    if "\0" in command:
+        problem = "holds NUL"
+    elif not command.strip():
+        problem = "is blank"
+    elif len(command.encode("utf-8", "surrogatepass")) > MAX_COMMAND:
+        problem = f"has more than {MAX_COMMAND} bytes; write a script with react.write and run that"
+    if problem:
+        raise invalid(f"the command {problem}", ("/command", problem))
+
+
+async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack) -> ExecRequest:
+    """Return the request of a command: the turn's files, the loaded skills, their variables.
+
+    Files of far skills are fetched for as long as *stack* is open. Raises `skill_not_active`, `path_denied`,
+    `resource_not_found`, `too_large` or `skill_unreadable`.
+    """
+    skills = await shared_skills(turn)
+    home = _home(turn, arguments.skill, skills)
+    mounts = [
+        SkillMount(
+            skill.full_id,
+            await stack.enter_async_context(skill_on_host(skill, "")),
+            await asyncio.to_thread(fresh_tree, skill),
+        )
+        for skill in skills.values()
+    ]
+    folder = {} if home is None else {"SKILL_DIR": _SKILLS + home, "KDSKILLS_SKILL_DIR": _SKILLS + home}
+    return ExecRequest(
+        argv=("bash", "-c", arguments.command),
+        env={**ENVIRONMENT, "KDSKILLS_TURN_DIR": _TURN, **folder},
+        skills=tuple(mounts),
+        inputs=await asyncio.to_thread(turn.workspace.inputs),
+        outputs=("**",),
+        workdir=_workdir(turn, arguments.workdir, mounts),
+        limits=Limits(wall_s=arguments.timeout_s, stdout=OUTPUT_BYTES, stderr=OUTPUT_BYTES),
+        profile=turn.parts.profile,
+        owner=Owner(agent=turn.consumer, conversation=turn.session_id),
+    )
+
+
+async def shared_skills(turn: Turn) -> dict[str, Skill]:
+    """Return the loaded skills with files, and what they import, by full id; the one loaded last stands last.
+
+    A skill of which a policy plugin refuses any file is left out: inside, nobody asks about single files.
+    """
+    skills: dict[str, Skill] = {}
+    for active in await turn.session.active():
+        names = [turn.view.names.get(name, name) for name in active.receipt.imports]
+        for full_id in (*names, active.full_id):
+            skill = turn.subsystem.registry.get(full_id)
+            if skill is not None and (skill.folder is not None or far_content(skill) is not None):
+                skills.pop(full_id, None)
+                skills[full_id] = skill
+    paths = {full_id: await asyncio.to_thread(skill_paths, skill) for full_id, skill in skills.items()}
+    return {full_id: skill for full_id, skill in skills.items() if not _is_denied(turn, skill, paths[full_id])}
+
+
+def _is_denied(turn: Turn, skill: Skill, paths: Sequence[str]) -> bool:
+    kinds: tuple[AccessKind, ...] = ("read", "run")
+    for path in (None, *paths):
+        for kind in kinds if path is None or path.startswith("scripts/") else kinds[:1]:
+            access = AccessRequest(kind, turn.consumer, turn.session_id, skill.full_id, path, "exec.shell")
+            try:
+                denial = denial_of(turn.parts.wiring.deny, access)
+            except PluginFailed as error:
+                turn.bus.emit(SkillRefused, ref=skill.full_id, code=error.code, reason=error.message)
+                return True
+            if denial is not None:
+                turn.bus.emit(SkillRefused, ref=skill.full_id, code="skill_denied", reason=denial.reason)
+                return True
+    return False
+
+
+def skill_paths(skill: Skill) -> tuple[str, ...]:
+    """Return the paths of a skill's files, links left out. Raises `skill_unreadable`."""
+    content = far_content(skill)
+    if content is not None:
+        return tuple(content.paths)
+    try:
+        entries = walk_tree(skill.folder) if skill.folder is not None else []
+    except FileRefused as error:
+        raise refuse("skill_unreadable", f"the files of {skill.full_id} cannot be read: {error.message}") from error
+    return tuple(entry.path for entry in entries if entry.kind == "file")
+
+
+def _home(turn: Turn, ref: str, skills: dict[str, Skill]) -> str | None:
+    """Return the full id of the skill that `$SKILL_DIR` means."""
+    if not ref.strip():
+        return next(reversed(skills), None)
+    target = ref.strip().removeprefix("sk:").removeprefix("skills.")
+    full_id = turn.view.names.get(target, turn.view.short_ids.get(target, target))
+    if full_id not in skills:
+        raise refuse("skill_not_active", f"the skill {ref!r} is not loaded; load it first", name=ref)
+    return full_id
+
+
+def turn_path(path: str) -> str:
+    """Return *path* as one of the turn's folder: `/work/a` and `turn:a` mean `a`, and `/work` itself is `.`."""
+    below = path.removeprefix("turn:")
+    below = "." if below.rstrip("/") == _TURN else below.removeprefix(f"{_TURN}/")
+    return "." if below.rstrip("/") in {"", "."} else clean_path(below)
+
+
+def _workdir(turn: Turn, workdir: str, mounts: Sequence[SkillMount]) -> str:
+    if workdir.startswith(_SKILLS):
+        full_id, _, below = workdir.removeprefix(_SKILLS).partition("/")
+        if full_id not in {mount.id for mount in mounts}:
+            raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+        clean = f"/{clean_path(below)}" if below.strip("/") else ""
+        return f"{_SKILLS}{full_id}{clean}"
+    clean = turn_path(workdir)
+    if clean != "." and not turn.workspace.has_folder(clean):
+        raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+    return clean
+
+
+# ---- what came of it ----
+
+
+def shell_answer(call: ToolContext, request: ExecRequest, result: ExecResult) -> ToolAnswer:
+    """Return what the model reads of a command that ended; its files are the turn's from now on."""
+    turn, error = call.turn, result.error
+    if error is not None and error.code in MISSING_PROGRAM and error.stage != "program":
+        raise refuse("interpreter_missing", "there is no bash in the executor, no defect of the command")
+    collected = turn.workspace.collect(result.artifacts)
+    removed = turn.workspace.remove(removed_files(request.inputs, result))
+    answer = describe(result) | file_facts(result, collected)
+    if removed:
+        answer["removed"] = list(removed)
+    for name, stream in (("stdout", result.stdout), ("stderr", result.stderr)):
+        answer |= dict(_shown(call, name, stream))
+    tell_files(turn, collected, "exec.shell")
+    return ToolAnswer(answer, tuple(file.path for file in collected.files), bool(collected.files or removed))
+
+
+def removed_files(inputs: Sequence[InputFile], result: ExecResult) -> list[str]:
+    """Return the inputs that were not there any more at the end; none where that is not certain."""
+    if not (result.artifacts or result.artifact_errors) or any(e.code in _LOST for e in result.artifact_errors):
+        return []
+    remaining = {item.path for item in result.artifacts} | {item.path for item in result.artifact_errors}
+    return [item.path for item in inputs if item.path not in remaining]
+
+
+def _shown(call: ToolContext, name: str, stream: Stream) -> Iterator[tuple[str, Any]]:
+    """Give the fields of a stream: its head and tail where it is long, and the turn's file with all that was kept."""
+    turn = call.turn
+    room = min(SHOWN_CHARS, max(500, Budget.of(turn.window).result))
+    text = cut_middle(stream.text, room)
+    yield name, text
+    yield f"{name}_truncated", stream.truncated or len(stream.text) > room
+    if text:
+        turn.bus.emit(ToolOutput, call_id=call.call_id, tool="exec.shell", stream=name, text=text)
+    if len(stream.text) <= room:
+        return
+    turn.shell_outputs += 1
+    try:
+        file = turn.workspace.write(f"shell/{turn.shell_outputs}.{name}.txt", stream.data, "replace")
+    except ToolCallRefused as error:
+        yield f"{name}_file_problem", error.message
+        return
+    tell_files(turn, Collected((file,)), "exec.shell")
+    yield f"{name}_file", file.path
+    if stream.truncated:
+        yield f"{name}_file_note", f"holds the last {len(stream.data)} of {stream.total} bytes"
+
+
+SHELL = SolverTool(
+    "exec.shell",
+    "Run a bash command in isolation: what skills call Bash. It starts in /work, the folder of this turn, whose files "
+    "last from call to call; loaded skills are at /skills/<id>, read-only, and $SKILL_DIR is the one loaded last. "
+    "There is no network, and processes end with the command.",
+    ShellInput,
+    _exec_shell,
+    barrier=lambda _arguments: True,
+    timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
+)
+SHELL_TOOLS = (SHELL,)
