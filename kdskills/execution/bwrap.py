@@ -25,7 +25,7 @@ from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import processes
 from kdskills.execution.check import RunPlan
 from kdskills.execution.owner import Cgroup, RunRecords, leaf_name
-from kdskills.execution.payload import BASE_ENV, entry_argv, framed
+from kdskills.execution.payload import BASE_ENV, ENVIRONMENTS_DIR, SKILLS_DIR, entry_argv, framed, program_variables
 from kdskills.execution.processes import Pipes, rlimits, start_program, within_own_limits
 from kdskills.execution.request import ExecRequest, Limits
 from kdskills.execution.rootfs import Rootfs
@@ -188,11 +188,11 @@ class SandboxSetup:
 
 @dataclass(frozen=True, slots=True)
 class SandboxJob:
-    """One checked and staged run; `payload` is generated code's."""
+    """One checked and staged run; `payload` is generated code's, `mounts` are pairs of path inside and folder of this host."""
 
     plan: RunPlan
     payload: bytes | None
-    skills: tuple[tuple[str, Path], ...]
+    mounts: tuple[tuple[str, Path], ...]
     inputs: tuple[tuple[str, bytes], ...]
 
     @property
@@ -234,9 +234,11 @@ def command_line(
         *_tmpfs("/dev/shm", limits.tmp_size, "1777"),  # noqa: S108 - inside the sandbox
         *_tmpfs("/work", limits.work_size, "0755"),
         *_tmpfs("/run", _RUN_SIZE, "0755"),
-        *_tmpfs("/skills", _RUN_SIZE, "0755"),
+        *_tmpfs(SKILLS_DIR, _RUN_SIZE, "0755"),
+        *_tmpfs(ENVIRONMENTS_DIR, _RUN_SIZE, "0755"),
         *("--args", str(fds["args"])),
-        *("--chmod", "0755", _MARKER, "--remount-ro", "/run", "--remount-ro", "/skills"),
+        *("--chmod", "0755", _MARKER, "--remount-ro", "/run"),
+        *("--remount-ro", SKILLS_DIR, "--remount-ro", ENVIRONMENTS_DIR),
         *("--ro-bind", "/proc/sys", "/proc/sys", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", cwd, "--", *argv),
     ]
@@ -244,28 +246,27 @@ def command_line(
 
 def run_arguments(
     cwd: str,
-    skills: Sequence[tuple[str, Path]],
+    mounts: Sequence[tuple[str, Path]],
     inputs: Sequence[tuple[str, int]],
-    env: Sequence[tuple[bytes, bytes]],
+    env: Mapping[str, str],
     executable: Collection[str] = (),
 ) -> bytes:
-    """Return the arguments that travel by descriptor, each ended by NUL. Skills are pairs of full id and staged copy,
-    inputs of path below /work and descriptor to copy from.
+    """Return the arguments that travel by descriptor, each ended by NUL. *mounts* are pairs of path inside and folder of this
+    host, *inputs* of path below /work and descriptor to copy from; *env* are all variables of the program.
     """
-    words: list[str | bytes] = []
-    for name, folder in skills:
-        words += ["--ro-bind", str(folder), f"/skills/{name}"]
+    words: list[str] = []
+    for inside, mounted_folder in mounts:
+        words += ["--ro-bind", str(mounted_folder), inside]
     folders = {str(parent) for path, _ in inputs for parent in Path("/work", path).parents}
     folders |= {cwd, *map(str, Path(cwd).parents)}
     for folder_path in sorted(folder for folder in folders if folder.startswith("/work/")):  # parents first
         words += ["--perms", "0755", "--dir", folder_path]
     for path, fd in inputs:
         words += ["--perms", "0755" if path in executable else "0644", "--file", str(fd), f"/work/{path}"]
-    for key, value in ({key.encode(): value.encode() for key, value in BASE_ENV.items()} | dict(env)).items():
+    for key, value in env.items():
         words += ["--setenv", key, value]
     words += ["--dir", _MARKER]
-    encoded = (word if isinstance(word, bytes) else word.encode("utf-8", "surrogateescape") for word in words)
-    return b"".join(word + b"\0" for word in encoded)
+    return b"".join(word.encode("utf-8", "surrogateescape") + b"\0" for word in words)
 
 
 def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
@@ -314,7 +315,8 @@ def _bring_up(
         stack.callback(box.close)
     if leaf is None:  # then a record names the launcher for `reap`
         stack.callback(setup.records.write(request, box.pid).unlink, missing_ok=True)
-    arguments = run_arguments(plan.cwd, job.skills, inputs, plan.env, frozenset(request.executable))
+    variables = program_variables(request)
+    arguments = run_arguments(plan.cwd, job.mounts, inputs, variables, frozenset(request.executable))
     box.bring_up(arguments, setup.rootfs.path, nproc)
     return box
 
@@ -342,16 +344,16 @@ _DEFAULTS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """What is fixed once a sandbox is up: the skills (staged copies named by digest) and its sizes."""
+    """What is fixed once a sandbox is up: its mounts, skills (staged copies named by digest) and environment, and its sizes."""
 
-    skills: tuple[tuple[str, Path], ...]
+    mounts: tuple[tuple[str, Path], ...]
     work_size: int
     tmp_size: int
 
     @classmethod
     def for_job(cls, job: SandboxJob) -> WorkerKind:
         """Return the kind of sandbox *job* needs."""
-        return cls(job.skills, job.limits.work_size, job.limits.tmp_size)
+        return cls(job.mounts, job.limits.work_size, job.limits.tmp_size)
 
 
 @dataclass(slots=True)
@@ -390,7 +392,7 @@ def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> b
         bounds["nproc"] = (job.limits.pids + 1,) * 2
     order = {
         "argv": None if job.payload is not None and not plan.env else job.argv(setup.rootfs, fds),
-        "env": {**BASE_ENV, **plan.request.env},
+        "env": program_variables(plan.request),
         "cwd": plan.cwd,
         "limits": within_own_limits(bounds),
         "inputs": [(path, len(data)) for path, data in job.inputs],
@@ -403,12 +405,13 @@ def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> b
 def make_worker(setup: SandboxSetup, kind: WorkerKind) -> PoolWorker:
     """Make a sandbox of *kind* and wait until its process waits for an order. Raises SetupFailed."""
     limits = Limits(work_size=kind.work_size, tmp_size=kind.tmp_size)
-    job = SandboxJob(RunPlan(ExecRequest(limits=limits), (), "/work", (), ()), None, kind.skills, ())
+    job = SandboxJob(RunPlan(ExecRequest(limits=limits), (), "/work", (), ()), None, kind.mounts, ())
     with ExitStack() as stack:
         pipes = sandbox_pipes(stack, code=True)
         fds = (pipes.theirs["payload"], pipes.theirs["report"])
         program = setup.rootfs.beside_entry("pool_worker.py")
-        argv = [setup.rootfs.python, "-I", program, *map(str, fds), *(["skills"] if kind.skills else [])]
+        skills = ["skills"] if any(inside.startswith(f"{SKILLS_DIR}/") for inside, _ in kind.mounts) else []
+        argv = [setup.rootfs.python, "-I", program, *map(str, fds), *skills]
         # The worker itself takes on the run's bounds, inside and for good.
         box = _bring_up(setup, job, pipes, stack, argv, {"core": (0, 0)}, None)
         box.release()

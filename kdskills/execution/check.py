@@ -79,6 +79,7 @@ MAX_GLOBS = 64
 MAX_PATH = 1024
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_DIGEST = re.compile(r"[0-9a-f]{16,64}")
 _MOUNT_ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,255}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _DIRECTION = re.compile(r"[\u202a-\u202e\u2066-\u2069]")
@@ -123,6 +124,7 @@ def check_request(request: ExecRequest) -> RunPlan:
         *_program_errors(request),
         *_env_errors(request),
         *_name_errors(request),
+        *_environment_errors(request),
         *_input_errors(request),
         *_path_errors(request),
     ]
@@ -296,6 +298,24 @@ def _name_errors(request: ExecRequest) -> Iterator[str]:
             yield f"label {label[:40]!r} is too long or has control characters"
     if request.network != "none" and not request.network:
         yield "network is an empty allow-list; say 'none'"
+
+
+def _environment_errors(request: ExecRequest) -> Iterator[str]:
+    mount = request.environment
+    if mount is None:
+        return
+    if not _DIGEST.fullmatch(mount.digest):
+        yield f"environment digest {mount.digest[:80]!r} is not 16 to 64 hexadecimal digits"
+    root = str(mount.root)
+    # some engines put the folder into PATH, whose parts a colon separates
+    if (
+        not mount.root.is_absolute()
+        or ".." in mount.root.parts
+        or ":" in root
+        or _CONTROL.search(root)
+        or _NO_TEXT.search(root)
+    ):
+        yield f"environment root {shown_path(root)[:200]!r} is no absolute path without '..', colons and control characters"
 
 
 def _input_errors(request: ExecRequest) -> Iterator[str]:

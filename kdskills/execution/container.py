@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from kdskills.execution.check import RunPlan
-from kdskills.execution.payload import BASE_ENV, MAX_REPORT, framed
+from kdskills.execution.payload import MAX_REPORT, framed, program_variables
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecError, ExecResult
 from kdskills.execution.run import ExecutionRun, ProgramEnd, not_started, status_of
@@ -40,7 +41,7 @@ def build_order(
     request, limits = plan.request, plan.request.limits
     order = {
         "argv": argv,
-        "env": {**BASE_ENV, **request.env},
+        "env": program_variables(request),
         "cwd": plan.cwd,
         "wall": limits.wall_s,
         "grace": GRACE_S,
@@ -58,11 +59,11 @@ def build_order(
 
 
 def container_options(
-    plan: RunPlan, image: str, mounts: Mapping[str, str], seccomp: str, largest: int
+    plan: RunPlan, image: str, mounts: Mapping[str, Path], seccomp: str, largest: int
 ) -> dict[str, Any]:
     """Return the SDK's keyword arguments of a locked-down container.
 
-    *image* is an id, never a name that could be pulled, and *mounts* are skill folders of this host, by full id. *largest* is
+    *image* is an id, never a name that could be pulled, and *mounts* are folders of this host, by path inside. *largest* is
     how many bytes `container_init` itself must be able to write, which the file size limit may not stop.
     """
     limits = plan.request.limits
@@ -90,8 +91,8 @@ def container_options(
         "stdin_open": True,
         "working_dir": "/work",
         "mounts": [
-            {"Type": "bind", "Source": source, "Target": f"/skills/{skill}", "ReadOnly": True}
-            for skill, source in sorted(mounts.items())
+            {"Type": "bind", "Source": str(folder), "Target": inside, "ReadOnly": True}
+            for inside, folder in sorted(mounts.items())
         ],
     }
 

@@ -24,9 +24,16 @@ from typing import Any, ClassVar, Final, NamedTuple
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import RunPlan
 from kdskills.execution.dirs import private_dir, state_dir, write_note
-from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of, leftovers
+from kdskills.execution.local_tree import RunFolder, environment_folder, host_argv, host_path_of, leftovers
 from kdskills.execution.owner import Cgroup, RunRecords, find_parent, leaf_name, reap
-from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
+from kdskills.execution.payload import (
+    BASE_ENV,
+    build_payload,
+    entry_argv,
+    host_entry,
+    package_variables,
+    program_variables,
+)
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecError, ExecResult, Limits, Status
@@ -108,15 +115,15 @@ def handled(abi: int) -> Handled:
     )
 
 
-def path_rules(tree: Path, skills: Sequence[Path], folder: RunFolder, abi: int) -> list[tuple[str, int]]:
+def path_rules(tree: Path, mounts: Sequence[Path], folder: RunFolder, abi: int) -> list[tuple[str, int]]:
     """Return (path, access) rules of one run, for the rights version *abi* knows, for folders and files that are there.
-    The prepared *tree* and staged *skills* are read and executed, the folder of generated code is read. Files of the host
-    that programs of *tree* need by absolute path, loader, libraries and shells, get one rule each; their folders stay closed.
+    The prepared *tree* and *mounts*, staged skills and an environment, are read and executed, the folder of generated code is
+    read. Files of the host that programs of *tree* need by absolute path, loader, libraries and shells, get one rule each; their folders stay closed.
     """
     originals = (path for folder in library_folders(tree) for path in sorted((tree / folder).iterdir()))
     libraries = (Path("/", path.relative_to(tree)) for path in originals if not path.is_dir())
     rules: dict[int, Sequence[Path | str]] = {
-        LOOK: (tree, *skills),
+        LOOK: (tree, *mounts),
         READ: (folder.control, *FACTS),
         WRITE: (folder.work, folder.tmp),
         EXECUTE | READ_FILE: [path for path in (*libraries, *map(Path, SHEBANGS)) if path.is_file()],
@@ -181,7 +188,7 @@ def build_order(
         uid=uid,
         limits=within_own_limits(bounds),
         ruleset=handled(wall.abi).attr().hex(),
-        rules=path_rules(tree, list(skills.values()), folder, wall.abi),
+        rules=path_rules(tree, mounted_folders(plan, skills), folder, wall.abi),
         proc=[(name, READ if name in PROC_FOLDERS else READ_FILE) for name in (*PROC_FILES, *PROC_FOLDERS)],
         seccomp=wall.seccomp.hex(),
         keep=keep,
@@ -197,17 +204,28 @@ def order_bytes(folder: RunFolder, bounds: Limits, **facts: object) -> bytes:
     return json.dumps(order | facts).encode("ascii")
 
 
+def mounted_folders(plan: RunPlan, skills: Mapping[str, Path]) -> list[Path]:
+    """Return the folders of this host a run may look into: its staged *skills*, and its environment."""
+    environment_mount = plan.request.environment
+    return [*skills.values(), *(() if environment_mount is None else (environment_mount.root,))]
+
+
+def search_path(tree: Path) -> str:
+    """Return where programs of *tree* are searched on this host."""
+    return ":".join(f"{tree}{folder_name}" for folder_name in BASE_ENV["PATH"].split(":"))
+
+
 def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
     """Return the program's variables. The shared libraries of the tree come first: its Python may be linked against one
     that the program's uid cannot reach on the host.
     """
     own = {
-        "PATH": ":".join(f"{tree}{folder_name}" for folder_name in BASE_ENV["PATH"].split(":")),
+        "PATH": search_path(tree),
         "HOME": str(folder.work),
         "TMPDIR": str(folder.tmp),
         "LD_LIBRARY_PATH": ":".join(f"{tree}/{folder_name}" for folder_name in library_folders(tree)),
     }
-    return {**BASE_ENV, **own, **plan.request.env}
+    return program_variables(plan.request, environment_folder(plan.request), **own)
 
 
 OFFSET: Final = 1000
@@ -347,8 +365,10 @@ class TreeRun(ProgramRun):
         for path in (*folders, *further):
             os.chown(path, self.lease.uid, self.lease.uid, follow_symlinks=False)
 
-    def code_payload(self, skills: Mapping[str, Path]) -> bytes:
-        """Write generated code where its program cannot change it, and return its payload. Raises ExecRefused."""
+    def code_payload(self, skills: Mapping[str, Path], tree: Path) -> bytes:
+        """Write generated code where its program, run by *tree*'s Python, cannot change it; return its payload. Raises
+        ExecRefused.
+        """
         assert self.request.code is not None
         program = self.folder.control / "main.py"
         payload = build_payload(
@@ -357,6 +377,7 @@ class TreeRun(ProgramRun):
             with_source=False,
             skill_folders={name: str(path) for name, path in skills.items()},
             work_dir=str(self.folder.work),
+            packages=package_variables(self.request, environment_folder(self.request), search_path(tree)),
         )
         program.write_bytes(self.request.code.encode("utf-8", "surrogatepass"))
         program.chmod(0o644)

@@ -161,6 +161,11 @@ def host_argv(plan: RunPlan, skill_folders: Mapping[str, Path]) -> tuple[str, ..
     return (*(word.replace(inside, host_path) for word in plan.argv[:count]), *script.args)
 
 
+def environment_folder(request: ExecRequest) -> str:
+    """Return where the request's environment lies on this host; empty without one."""
+    return "" if request.environment is None else str(request.environment.root)
+
+
 def host_path_of(inside: str, skill_folders: Mapping[str, Path], work: Path) -> str:
     """Return the host's path of a path below /work or /skills."""
     top, _, relative = inside.lstrip("/").partition("/")

@@ -19,6 +19,7 @@ from kdskills.execution.request import ExecError, ExecRequest, ExecResult
 VERSION: Final = 1
 MAX_PAYLOAD: Final = 64 * 1024 * 1024
 SKILLS_DIR: Final = "/skills"
+ENVIRONMENTS_DIR: Final = "/env"
 WORK_DIR: Final = "/work"
 PROGRAM_PATH: Final = "/tmp/program/main.py"  # noqa: S108 - inside the sandbox, whose /tmp is fresh for every run
 DESCRIPTOR_NAME: Final = "SKILLS_DESCRIPTOR"
@@ -31,6 +32,35 @@ BASE_ENV: Final = {
 """Variables of every program, unless its request says otherwise."""
 
 
+def package_variables(request: ExecRequest, folder: str = "", path: str = BASE_ENV["PATH"]) -> dict[str, str]:
+    """Return the variables by which a program finds the packages of *request*'s environment; those it sets itself aside.
+
+    *folder* is where the environment lies on the far side, `/env/<digest>` when empty. *path* is searched after its programs.
+    """
+    if request.environment is None:
+        return {}
+    root, folder = request.environment.root, folder or f"{ENVIRONMENTS_DIR}/{request.environment.digest}"
+    variables = {
+        "PATH": ("bin", f"{folder}/bin:{path}"),
+        "PYTHONPATH": ("python", f"{folder}/python"),
+        "NODE_PATH": ("node_modules", f"{folder}/node_modules"),
+    }
+    return {
+        name: value for name, (part, value) in variables.items() if (root / part).is_dir() and name not in request.env
+    }
+
+
+def program_variables(request: ExecRequest, folder: str = "", **own: str) -> dict[str, str]:
+    """Return every variable of *request*'s program: the engine's *own*, then its packages' (*folder* as in
+    `package_variables`), then the request's. Generated code is told of its packages by its payload, as its entry must not
+    import any of them.
+    """
+    variables = BASE_ENV | own
+    if request.code is None:
+        variables |= package_variables(request, folder, variables["PATH"])
+    return {**variables, **request.env}
+
+
 def build_payload(
     request: ExecRequest,
     *,
@@ -38,12 +68,14 @@ def build_payload(
     with_source: bool = True,
     skill_folders: Mapping[str, str] | None = None,
     work_dir: str = WORK_DIR,
+    packages: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the payload of a `code` request as JSON bytes.
 
     *program_path* and *work_dir* are the far side's; without *with_source* the engine has put the program there itself.
-    *skill_folders* lie inside the sandbox, by full id; `/skills/<full id>` when None. Raises ExecRefused: `bad_request`
-    for a name that cannot be a global, a value that is not JSON, or too much of it.
+    *skill_folders* lie inside the sandbox, by full id; `/skills/<full id>` when None. *packages* are the variables of its
+    environment, those of `/env/<digest>` when None. Raises ExecRefused: `bad_request` for a name that cannot be a global, a
+    value that is not JSON, or too much of it.
     """
     if request.code is None:
         raise ExecRefused("only generated code has a payload", code="bad_request")
@@ -58,7 +90,9 @@ def build_payload(
         if skill_folders is None:
             skill_folders = {mount.id: f"{SKILLS_DIR}/{mount.id}" for mount in request.skills}
         names[DESCRIPTOR_NAME] = remap_descriptor(descriptor, skill_folders)
-    order = {
+    if packages is None:
+        packages = package_variables(request)
+    order: dict[str, Any] = {
         "version": VERSION,
         "program": {"path": program_path} | ({"source": request.code} if with_source else {}),
         "workdir": str(PurePosixPath(work_dir) / request.workdir),
@@ -66,6 +100,8 @@ def build_payload(
         "limits": {},
         "verify": "tree",
     }
+    if packages:
+        order |= {"variables": packages, "paths": [packages[name] for name in ("PYTHONPATH",) if name in packages]}
     try:
         data = json.dumps(order, allow_nan=False).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:

@@ -69,7 +69,9 @@ class SkillMount:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMount:
-    """Packages the program sees read-only at `/env/<digest>`: folders `python`, `bin` and `node_modules`, any of which may be missing."""
+    """Packages the program sees read-only at `/env/<digest>`: folders `python`, `bin` and `node_modules`, any of which may be
+    missing. *digest* has 16 to 64 hexadecimal digits; *root* is an absolute folder of ours that all may read.
+    """
 
     digest: str
     root: Path

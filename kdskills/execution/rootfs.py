@@ -199,7 +199,7 @@ class Copier:
                 self._elf.append(path)
 
 
-BUILDER = 3
+BUILDER = 4
 """Raised whenever the layout of the tree changes."""
 
 GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "search", "turn")
@@ -215,7 +215,7 @@ _FILES = {
     "etc/hostname": "sandbox\n",
     "etc/resolv.conf": "",
 }
-_FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "work", "skills", "home", "root", "opt")
+_FOLDERS = ("dev", "proc", "sys", "run", "tmp", "var/tmp", "work", "skills", "env", "home", "root", "opt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from typing import ClassVar, Final, TypeVar
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import RunPlan, check_request, require_limits
 from kdskills.execution.dirs import cache_dir, state_dir
-from kdskills.execution.payload import MAX_REPORT, apply_report
+from kdskills.execution.payload import ENVIRONMENTS_DIR, MAX_REPORT, SKILLS_DIR, apply_report
 from kdskills.execution.processes import Pipes, require_endings
 from kdskills.execution.protocol import ExecutionOptions, Executor, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
-from kdskills.execution.stage import Collection, stage_skill
+from kdskills.execution.stage import Collection, check_environment, stage_skill
 from kdskills.execution.streams import Ending, HeadBuffer, Pump, output_buffers
 
 T = TypeVar("T")
@@ -342,6 +342,8 @@ class ExecutionEngine(ABC):
     """What the engine itself needs within the program's limits."""
     networks: ClassVar[bool] = False
     """Whether it can restrict a program to some hosts."""
+    environments: ClassVar[bool] = False
+    """Whether its programs find the packages of a request's environment."""
     children: ClassVar[bool] = True
     """Whether it starts processes of this host, so that their ends must be seen here."""
     own_files: ClassVar[frozenset[str]] = frozenset()
@@ -414,6 +416,9 @@ class ExecutionEngine(ABC):
         if request.network != "none" and not self.networks:
             words = f"{self.name} cannot restrict a program to some hosts"
             raise ExecRefused(words, code="limit_not_enforceable", engine=self.name)
+        if request.environment is not None and not self.environments:
+            words = f"{self.name} cannot give a program an environment"
+            raise ExecRefused(words, code="environment_not_supported", engine=self.name)
         for name, least in self.least.items():
             if getattr(request.limits, name) < least:
                 words = f"{self.name} itself needs a limit of at least {least} for {name}"
@@ -429,6 +434,18 @@ class ExecutionEngine(ABC):
         """Return a checked copy of each mounted skill, by full id. Raises RootChanged, RootMissing."""
         cache = self.options.cache_dir or cache_dir()
         return {mount.id: stage_skill(mount, cache, passable=passable) for mount in request.skills}
+
+    def environment(self, request: ExecRequest, *, passable: bool = False) -> Path | None:
+        """Return the checked folder of the request's environment, None without one. Raises ExecRefused."""
+        return None if request.environment is None else check_environment(request.environment, passable=passable)
+
+    def mounts(self, request: ExecRequest, *, passable: bool = False) -> dict[str, Path]:
+        """Return all that a program sees read-only, its skills and its environment, by the path inside. Raises as both do."""
+        folders = {f"{SKILLS_DIR}/{name}": path for name, path in self.stage(request, passable=passable).items()}
+        root = self.environment(request, passable=passable)
+        if request.environment is not None and root is not None:
+            folders[f"{ENVIRONMENTS_DIR}/{request.environment.digest}"] = root
+        return folders
 
     def state(self) -> Path:
         """Return the folder of run records."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
 from kdskills.execution.check import OutputGlob, output_problem, shown_path
 from kdskills.execution.dirs import discard_tree, locked, new_tree, private_dir, prune
-from kdskills.execution.request import Artifact, ArtifactError, InputFile, Limits, SkillMount
+from kdskills.execution.request import Artifact, ArtifactError, EnvironmentMount, InputFile, Limits, SkillMount
 from kdskills.skills.safe_open import FILE_FLAGS, FOLDER_FLAGS, TreeEntry, open_file, read_file, tree_digest, walk_tree
 
 MAX_TREE = 512 * 1024 * 1024
@@ -61,6 +61,30 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
     except FileRefused as error:
         raise RootChanged(f"skill {mount.id} cannot be read: {error.message}", id=mount.id) from error
     return final
+
+
+def check_environment(mount: EnvironmentMount, *, passable: bool = False) -> Path:
+    """Return the folder of *mount* and note that it is in use; *passable* when programs have a uid of their own and reach it
+    by this path. Raises ExecRefused, `bad_request`, unless it is a folder of ours that only we may write to and all may read.
+    """
+    root, problem = mount.root, ""
+    try:
+        status = root.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            problem = "is no folder"
+        elif status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            problem = f"must be a folder of uid {os.geteuid()} that nobody else may write to"
+        elif status.st_mode & 0o005 != 0o005:
+            problem = "is closed to programs"
+        elif passable and (closed := next((path for path in root.parents if not path.stat().st_mode & 0o001), None)):
+            problem = f"is closed to programs: they cannot pass {closed}"
+        else:
+            os.utime(root)
+    except OSError as error:
+        problem = f"cannot be used: {error.strerror}"
+    if problem:
+        raise ExecRefused(f"the environment {root} {problem}", code="bad_request", who="caller", digest=mount.digest)
+    return root
 
 
 def read_inputs(inputs: tuple[InputFile, ...], limits: Limits) -> list[tuple[str, bytes]]:

@@ -259,6 +259,7 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
         argv=command.argv,
         env=command.env,
         skills=placement.skills,
+        environment=placement.environment,
         inputs=tuple(inputs.values()),
         outputs=(*command.outputs, *((EVERYTHING, MARKER) if keeps else ())),  # all that the session keeps
         workdir=command.cwd,

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from kdskills.execution.request import Limits, SkillMount
+from kdskills.execution.request import EnvironmentMount, Limits, SkillMount
 
 Kind = Literal["task", "job"]
 Mode = Literal["batch", "service"]
@@ -113,8 +113,8 @@ class Placement(Value):
     """Where and with which skills it runs; pinned when it is submitted, its engine chosen and probed.
 
     `version_hash` is the id that archives and activation know; of a skill that was not uploaded, the digest of its
-    files. `skills` are the skill and what it imports, read-only and hash-addressed, `uploaded` the versions of the
-    uploaded ones among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
+    files. `skills` are the skill and what it imports, read-only and hash-addressed, `environment` the packages its commands
+    find, `uploaded` the versions of the uploaded ones among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
     """
 
     engine: str
@@ -123,6 +123,7 @@ class Placement(Value):
     tree_digest: str = ""
     uploaded: dict[str, str] = {}
     skills: tuple[SkillMount, ...] = ()
+    environment: EnvironmentMount | None = None
     limits: Limits = Limits()
     unsafe_local: bool = False
 

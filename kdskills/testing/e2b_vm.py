@@ -50,7 +50,7 @@ class Vm:
             *("--cap-add", "ALL", "--info-fd", str(info_write), "--clearenv", "--hostname", "machine"),
             *("--ro-bind", str(tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"),
             *(self._cgroups.words() if self._cgroups is not None else ()),
-            *("--tmpfs", "/tmp", "--tmpfs", "/work", "--tmpfs", "/skills", "--tmpfs", "/home"),  # noqa: S108 - inside
+            *("--tmpfs", "/tmp", "--tmpfs", "/work", "--tmpfs", "/skills", "--tmpfs", "/env", "--tmpfs", "/home"),  # noqa: S108 - inside
             *("--bind", str(disk), "/opt", "/bin/sh", "-c", "echo up; exec sleep infinity >&2"),
         ]
         self._bwrap = subprocess.Popen(

@@ -12,6 +12,8 @@ The payload is one JSON object:
     globals     names set in the program before it starts; SKILLS_DESCRIPTOR asks for stage 1
     limits      {"cpu" | "as" | "nproc" | "nofile" | "fsize" | "core": number}: rlimits set before anything else
     verify      "tree" (default), "catalog" or "none": how skills are checked against the descriptor
+    paths       folders of packages the program finds before all others; nothing is imported from there before it starts
+    variables   {name: value} set for the program and what it starts
 
 The report is JSON lines on M, a descriptor the program's own output never reaches:
 

@@ -7,8 +7,8 @@
 
 Run as root of the machine. Orders and answers are files, because the way a remote command's output comes back is made
 for text. Order: 8 bytes of length, JSON, then the bytes it announces: inputs, standard input, payload. JSON: {"argv",
-"env", "cwd", "wall", "grace", "limits", "memory", "pids", "work_size", "tmp_size", "stdout", "stderr", "skills": {id:
-folder}, "seccomp": hex, "inputs": [[path, size]], "executable": [path], "stdin": size, "payload": size or null,
+"env", "cwd", "wall", "grace", "limits", "memory", "pids", "work_size", "tmp_size", "stdout", "stderr", "mounts": {path
+below /skills or /env: folder}, "seccomp": hex, "inputs": [[path, size]], "executable": [path], "stdin": size, "payload": size or null,
 "outputs", "max_files", "max_bytes"}. Answer: 8 bytes of length, {"streams": [[kept, total], [kept, total]], "oom", "limits"}, the kept ends of
 stdout and stderr, then the lines `container_init` speaks after its nonce.
 
@@ -101,7 +101,7 @@ def facts() -> dict[str, Any]:
         "packages": [name for name in NEEDED if importlib.util.find_spec(name) is None],
         "limits": sorted(limits),
         "problem": problem,
-        "skills": sorted(path.name for path in (HOME / "skills").glob("*")),
+        "trees": sorted(str(path.relative_to(HOME)) for top in ("skills", "env") for path in (HOME / top).glob("*")),
     }
 
 

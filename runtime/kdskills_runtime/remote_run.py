@@ -65,18 +65,20 @@ def read_only(path: str, *, recursive: bool, off: bool = False) -> None:
     call("syscall", _MOUNT_SETATTR, -100, path.encode(), flags, attributes, len(attributes))
 
 
-def fresh_folders(work_size: int, tmp_size: int, skills: dict[str, str]) -> None:
-    """Take this process into mounts of its own, with empty folders for a program and its *skills* (id: folder) only."""
+def fresh_folders(work_size: int, tmp_size: int, mounts: dict[str, str]) -> None:
+    """Take this process into mounts of its own, with empty folders for a program and its *mounts* only: paths below /skills
+    or /env, and the folders to be seen there.
+    """
     call("unshare", NEW_NS)
     mount("none", "/", None, _REC | _PRIVATE)
     inside = f"uid={UID},gid={UID},mode=0700,nr_inodes=16384,size="
     for mount_point, size in (("/work", work_size), ("/tmp", tmp_size), ("/dev/shm", tmp_size)):  # noqa: S108 - fresh here
         Path(mount_point).mkdir(parents=True, exist_ok=True)
         mount("tmpfs", mount_point, "tmpfs", _NOSUID | _NODEV, f"{inside}{size}")
-    Path("/skills").mkdir(exist_ok=True)
-    mount("tmpfs", "/skills", "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
-    for name, folder in skills.items():
-        mount_point = f"/skills/{name}"
+    for top in ("/skills", "/env"):
+        Path(top).mkdir(exist_ok=True)
+        mount("tmpfs", top, "tmpfs", _NOSUID | _NODEV, "mode=0755,size=1m")
+    for mount_point, folder in mounts.items():
         Path(mount_point).mkdir()
         mount(folder, mount_point, None, _BIND)
 
@@ -250,7 +252,7 @@ class RemoteRun:
     def serve(self, answer: Path, say: Callable[[dict[str, Any]], None]) -> None:
         """Run the program and write the answer. Raises OSError when the walls cannot be built."""
         order = self._order
-        fresh_folders(order["work_size"], order["tmp_size"], order["skills"])
+        fresh_folders(order["work_size"], order["tmp_size"], order["mounts"])
         place_inputs(self._take, order["inputs"], order.get("executable", []))
         for top, folders, files in os.walk("/work"):
             for name in (*folders, *files):

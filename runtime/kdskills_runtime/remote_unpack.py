@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 HOME = Path("/opt/kdskills")
-CLOSED = ("runs", "skills")
+CLOSED = ("runs", "skills", "env")
 """What the programs of runs must not look into."""
 
 

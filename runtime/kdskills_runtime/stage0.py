@@ -95,7 +95,8 @@ def run(argv: list[str]) -> int:
     names = order.get("globals", {})
     if "SKILLS_DESCRIPTOR" in names and not restore(names["SKILLS_DESCRIPTOR"], order.get("verify", "tree"), reporter):
         return SETUP_FAILED
-    return run_program(path, names, reporter)
+    os.environ.update(order.get("variables", {}))
+    return run_program(path, names, order.get("paths", []), reporter)
 
 
 def restore(descriptor: dict[str, Any], verify: Any, reporter: Reporter) -> bool:
@@ -188,8 +189,10 @@ def enter(workdir: str | None) -> None:
     sys.path.append(os.getcwd())  # noqa: PTH109 - pathlib costs 3 ms to import
 
 
-def run_program(path: str, names: dict[str, Any], reporter: Reporter) -> int:
-    """Run the file *path* as `__main__` with *names* set, and return the exit code a plain interpreter would give."""
+def run_program(path: str, names: dict[str, Any], packages: list[str], reporter: Reporter) -> int:
+    """Run the file *path* as `__main__` with *names* set, and return the exit code a plain interpreter would give. It finds
+    *packages* before all others; nothing is imported from there for us.
+    """
     main = types.ModuleType("__main__")
     main.__dict__.update(names, __file__=path, __builtins__=__builtins__, __kdskills_reporter__=reporter)
     main.__dict__.setdefault("__annotations__", {})
@@ -199,9 +202,11 @@ def run_program(path: str, names: dict[str, Any], reporter: Reporter) -> int:
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(line_buffering=True)  # what was printed before a kill is not lost
     reporter.line({"event": "started"})  # the program runs next
+    own_path = sys.path.copy()
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
             code = compile(file.read(), path, "exec", dont_inherit=True)
+        sys.path[:0] = packages
         exec(code, main.__dict__)
     except SystemExit as stop:  # with the meaning the interpreter gives its argument
         number = 0 if stop.code is None else stop.code & 0xFF if isinstance(stop.code, int) else 1
@@ -210,13 +215,17 @@ def run_program(path: str, names: dict[str, Any], reporter: Reporter) -> int:
         reporter.ended("exit", exit_code=number)
         return number
     except BaseException as error:  # noqa: BLE001 - whatever the program raises is what the report is about
-        return _raised(error, path, reporter)
+        return _raised(error, path, own_path, reporter)
     reporter.ended("ok", exit_code=0)
     return 0
 
 
-def _raised(error: BaseException, path: str, reporter: Reporter) -> int:
+def _raised(error: BaseException, path: str, own_path: list[str], reporter: Reporter) -> int:
     """Report an uncaught exception, without the frames of this package, and print it as the interpreter would."""
+    programs_path, sys.path = (
+        sys.path,
+        own_path,
+    )  # what formats it is imported from folders of ours, never from packages
     import traceback
 
     trace = error.__traceback__
@@ -230,6 +239,7 @@ def _raised(error: BaseException, path: str, reporter: Reporter) -> int:
         "message": shorten("".join(only).strip(), 4096),
         "traceback": shorten("".join(traceback.format_exception(error))),
     }
+    sys.path = programs_path
     reporter.ended("exception", exit_code=1, exception=name, **texts)
     if isinstance(error, KeyboardInterrupt):
         import signal

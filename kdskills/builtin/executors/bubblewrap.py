@@ -45,7 +45,7 @@ class BubblewrapRun(ProgramRun):
         plan = engine.checked(request)
         self._setup = engine.prepared()
         enforced = engine.require(engine.enforceable(self._setup))
-        skills = tuple(engine.stage(request, passable=self._setup.drop_to is not None).items())
+        mounts = tuple(engine.mounts(request, passable=self._setup.drop_to is not None).items())
         payload = None if request.code is None else build_payload(request)
         inputs = tuple(read_inputs(request.inputs, request.limits))
         # The launcher, which has the program's limits, writes the inputs.
@@ -56,7 +56,7 @@ class BubblewrapRun(ProgramRun):
             problem = f"an input has {largest} bytes, more than the file size limit of {request.limits.fsize}"
         if problem:
             raise ExecRefused(problem, code="bad_request", who="caller")
-        self._job = SandboxJob(plan, payload, skills, inputs)
+        self._job = SandboxJob(plan, payload, mounts, inputs)
         # The canary needs what a run without a pool needs.
         self._pool = None if self.probing else engine.pool_on(self._setup)
         self.enforced = enforced
@@ -131,6 +131,7 @@ class BubblewrapExecutor(ExecutionEngine):
     name = ENGINE
     level = IsolationLevel.NAMESPACE
     run_type = BubblewrapRun
+    environments = True
     least: ClassVar[Mapping[str, int]] = {"memory": 16 * 1024 * 1024, "nofile": 16}
 
     def __init__(self, options: ExecutionOptions) -> None:

@@ -64,7 +64,7 @@ class DockerRun(RemoteRun):
         """Decide everything that can be decided without a container."""
         engine, request = self.engine, self.request
         self._plan = plan = engine.checked(request)
-        self._mounts = {name: str(path) for name, path in engine.stage(request).items()}
+        self._mounts = engine.mounts(request)
         inputs = read_inputs(request.inputs, request.limits)
         with engine.answering():
             enforced = engine.require(engine.enforceable())
@@ -221,6 +221,7 @@ class DockerExecutor(ExecutionEngine):
     name = "docker"
     level = IsolationLevel.CONTAINER
     run_type = DockerRun
+    environments = True
     least: ClassVar[Mapping[str, int]] = {"memory": 32 * 1024 * 1024}
     """Below this the container's own first program does not fit."""
     children = False

@@ -39,11 +39,12 @@ class LandlockRun(TreeRun):
         lacking = {"work", "tmp"} if self.cgroups is not None else {"work", "tmp", "memory"}
         enforced = engine.require(LIMIT_NAMES - lacking)
         self._skills = engine.stage(request, passable=True)
+        engine.environment(request, passable=True)
         self.settle(read_inputs(request.inputs, request.limits))
         self.hand_over()
         self.inputs = {"stdin": request.stdin}
         if request.code is not None:
-            self.inputs["payload"] = self.code_payload(self._skills)
+            self.inputs["payload"] = self.code_payload(self._skills, self._wall.rootfs.path)
         self.enforced = enforced
 
     def order(self, cgroups: Sequence[str]) -> bytes:
@@ -65,6 +66,7 @@ class LandlockExecutor(TreeEngine):
     name = ENGINE
     level = IsolationLevel.LANDLOCK
     run_type = LandlockRun
+    environments = True
     least: ClassVar[Mapping[str, int]] = {"memory": 16 * 1024 * 1024}
 
     def __init__(self, options: ExecutionOptions) -> None:

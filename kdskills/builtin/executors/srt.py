@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.dirs import cache_dir
-from kdskills.execution.landlock import TreeEngine, TreeRun, environment, order_bytes
+from kdskills.execution.landlock import TreeEngine, TreeRun, environment, mounted_folders, order_bytes
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
 from kdskills.execution.owner import find_parent
 from kdskills.execution.payload import BASE_ENV, MAX_REPORT, apply_report, entry_argv
@@ -144,6 +144,7 @@ class SrtRun(TreeRun):
         self._package = _package(engine.options.cache_dir)
         self._rootfs = engine.rootfs()
         skills = engine.stage(request, passable=os.geteuid() == 0)
+        engine.environment(request, passable=os.geteuid() == 0)
         self.settle(read_inputs(request.inputs, request.limits))
         self._srt_home = self.folder.path / SRT_HOME
         if len(os.fsencode(self._srt_home)) > LONGEST:
@@ -155,8 +156,9 @@ class SrtRun(TreeRun):
         for path in files.answers:
             path.touch(mode=0o600)
         # The payload has no descriptor of its own here: it is what the entry finds on standard input.
-        self.inputs = {"stdin": request.stdin if request.code is None else self.code_payload(skills)}
-        readable = [self._rootfs.path, *skills.values(), self._package / "vendor" / "seccomp", self._srt_home]
+        self.inputs = {"stdin": request.stdin if request.code is None else self.code_payload(skills, self._rootfs.path)}
+        seccomp = self._package / "vendor" / "seccomp"
+        readable = [self._rootfs.path, *mounted_folders(self.plan, skills), seccomp, self._srt_home]
         rules = settings(domains, readable, self.folder.control, (self.folder.work, self.folder.tmp), files)
         (self.folder.control / "settings.json").write_bytes(rules)
         files.script.write_bytes(self._script(skills, proxy=bool(domains)))
@@ -264,6 +266,7 @@ class SrtExecutor(TreeEngine):
     name = ENGINE
     level = IsolationLevel.LANDLOCK
     run_type = SrtRun
+    environments = True
     networks: ClassVar[bool] = True
 
     def probe_key(self) -> tuple[object, ...]:

@@ -16,8 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from kdskills.execution.dirs import private_dir
-from kdskills.execution.local_tree import RUN_MARK, RunFolder, end_marked, host_argv, host_path_of, leftovers
-from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv, host_entry
+from kdskills.execution.local_tree import (
+    RUN_MARK,
+    RunFolder,
+    end_marked,
+    environment_folder,
+    host_argv,
+    host_path_of,
+    leftovers,
+)
+from kdskills.execution.payload import build_payload, entry_argv, host_entry, package_variables, program_variables
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
@@ -42,6 +50,7 @@ class LocalRun(ProgramRun):
         self._plan = self.engine.checked(self.request)
         self.engine.require(ENFORCED)
         self._skills = self.engine.stage(self.request)
+        self.engine.environment(self.request)
         inputs = read_inputs(self.request.inputs, self.request.limits)
         self._folder = RunFolder.make(self.engine.runs(), self.request)
         self.stack.callback(self._folder.remove)
@@ -53,6 +62,7 @@ class LocalRun(ProgramRun):
                 program_path=str(self._folder.control / "main.py"),
                 skill_folders={name: str(path) for name, path in self._skills.items()},
                 work_dir=str(self._folder.work),
+                packages=package_variables(self.request, environment_folder(self.request)),
             )
         self.enforced = ENFORCED
 
@@ -65,7 +75,8 @@ class LocalRun(ProgramRun):
             fds = {"payload_fd": pipes.theirs["payload"], "report_fd": pipes.theirs["report"]}
             argv = entry_argv(sys.executable, str(host_entry()), **fds)
         own = {"HOME": str(self._folder.work), "TMPDIR": str(self._folder.tmp), RUN_MARK: self._folder.mark}
-        env = {name.encode(): value.encode() for name, value in (BASE_ENV | own).items()} | dict(self._plan.env)
+        variables = program_variables(self.request, environment_folder(self.request), **own)
+        env = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in variables.items()}
         try:
             kept = [pipes.theirs[name] for name in ("payload", "report") if code]
             self._process = process = start_program(argv, pipes, cwd=cwd, env=env, fds=kept, reset=True)
@@ -119,6 +130,7 @@ class SubprocessExecutor(ExecutionEngine):
     name = "subprocess"
     level = IsolationLevel.NONE
     run_type = LocalRun
+    environments = True
 
     def __init__(self, options: ExecutionOptions) -> None:
         super().__init__(options)

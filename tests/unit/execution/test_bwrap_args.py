@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.execution.bwrap import SandboxSetup, command_line, run_arguments
 from kdskills.execution.check import check_request
-from kdskills.execution.payload import BASE_ENV
+from kdskills.execution.payload import BASE_ENV, program_variables
 from kdskills.execution.processes import rlimits
 from kdskills.execution.request import ExecRequest, Limits
 from kdskills.execution.rootfs import Rootfs
@@ -58,7 +58,7 @@ def test_remounts_come_last():
     words = line()
     last_mount = max(place for place, word in enumerate(words) if word in {"--tmpfs", "--args", "--dev", "--proc"})
     remounts = {words[place + 1]: place for place, word in enumerate(words) if word == "--remount-ro"}
-    assert set(remounts) == {"/", "/dev", "/run", "/skills"}
+    assert set(remounts) == {"/", "/dev", "/run", "/skills", "/env"}
     assert min(remounts.values()) > last_mount
     assert max(remounts.values()) == remounts["/"]
     assert words.index("--chmod") > words.index("--args")
@@ -98,7 +98,8 @@ def parts(data: bytes) -> list[bytes]:
 def test_what_travels_by_descriptor():
     """Skills, folders, inputs and variables, then the marker."""
     plan = check_request(ExecRequest(argv=("x",), workdir="deep/er", env={"A": "1"}))
-    words = parts(run_arguments(plan.cwd, [("a.x", Path("/stage/1"))], [("in/b/c", 20)], plan.env))
+    mounts = [("/skills/a.x", Path("/stage/1"))]
+    words = parts(run_arguments(plan.cwd, mounts, [("in/b/c", 20)], program_variables(plan.request)))
     assert words[:3] == [b"--ro-bind", b"/stage/1", b"/skills/a.x"]
     folders = [words[place + 1] for place, word in enumerate(words) if word == b"--dir"]
     assert folders == [b"/work/deep", b"/work/deep/er", b"/work/in", b"/work/in/b", b"/run/complete"]
@@ -110,7 +111,7 @@ def test_what_travels_by_descriptor():
 def test_variables_are_single_words(value):
     """A value cannot become an option, whatever it holds."""
     plan = check_request(ExecRequest(argv=("x",), env={"V": value, "PATH": "/mine"}))
-    words = parts(run_arguments(plan.cwd, [], [], plan.env))
+    words = parts(run_arguments(plan.cwd, [], [], program_variables(plan.request)))
     pairs = {words[place + 1]: words[place + 2] for place in range(0, len(words) - 2, 3)}
     assert {words[place] for place in range(0, len(words) - 2, 3)} == {b"--setenv"}
     assert pairs == {

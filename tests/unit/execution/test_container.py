@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -170,7 +171,7 @@ def test_the_order_announces_every_byte():
 
 def test_container_is_locked_down():
     """Every option of the spec is there; nothing is privileged, nothing is pulled, nothing is mounted but skills."""
-    options = container_options(PLAN, "sha256:x", {"public.a": "/stage/a"}, "{}", 10)
+    options = container_options(PLAN, "sha256:x", {"/skills/public.a": Path("/stage/a")}, "{}", 10)
     assert options["network_mode"] == "none"
     assert options["read_only"] is True
     assert options["cap_drop"] == ["ALL"]

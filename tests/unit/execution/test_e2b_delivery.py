@@ -22,7 +22,7 @@ from kdskills.errors import ExecRefused
 
 GOOD = {
     "python": "/usr/bin/python3", "version": [3, 12], "machine": "x86_64", "packages": [], "limits": ["wall", "odd"],
-    "problem": None, "skills": ["aa"],
+    "problem": None, "trees": ["skills/aa"],
 }  # fmt: skip
 
 
@@ -91,7 +91,10 @@ def test_a_machine_is_asked_before_it_is_used():
     """What it can hold is what it said, less names nobody knows; our code has its place by digest."""
     machine = Machine(facts())
     box = prepare(machine, Archive(b"tar", "d" * 64))
-    assert (box.facts, box.trees) == (SandboxFacts("/usr/bin/python3", "x86_64", frozenset({"wall"}), ()), {"aa"})
+    assert (box.facts, box.trees) == (
+        SandboxFacts("/usr/bin/python3", "x86_64", frozenset({"wall"}), ()),
+        {"skills/aa"},
+    )
     assert box.entry == f"/opt/kdskills/code/{'d' * 64}/kdskills_runtime/py_code_exec_entry.py"
     assert box.command("run", "x y").startswith("exec /usr/bin/python3 -I /opt/kdskills/code/")
     assert box.command("run", "x y").endswith(" run 'x y'")
@@ -127,6 +130,6 @@ def test_a_skill_is_delivered_once(folder):
     """A tree that is there already is not sent again."""
     machine = Machine()
     box = PreparedSandbox(machine, "/code", SandboxFacts("python3", "x86_64", frozenset(), ()))
-    places = {box.deliver("sha256:" + "e" * 64, folder) for _ in range(2)}
+    places = {box.deliver("skills/" + "e" * 64, folder) for _ in range(2)}
     assert places == {f"/opt/kdskills/skills/{'e' * 64}"}
     assert (len(machine.files), len(machine.commands)) == (1, 1)

@@ -36,14 +36,14 @@ def test_an_order_announces_its_bytes():
     request = ExecRequest(argv=("p", "{payload_fd}"), stdin=b"STDIN", env={"A": "\udc80"})
     plan = check_request(request)
     box = PreparedSandbox(None, "/code", SandboxFacts("python3", "x86_64", frozenset(), ()))
-    data = build_order(plan, box, [("a", b"12"), ("b", b"")], {"x.y": "/t"}, b"PAY")
+    data = build_order(plan, box, [("a", b"12"), ("b", b"")], {"/skills/x.y": "/t"}, b"PAY")
     size = 8 + int.from_bytes(data[:8], "big")
     order = json.loads(data[8:size])
     assert data[size:] == b"12STDINPAY"
     assert (order["inputs"], order["stdin"], order["payload"]) == ([["a", 2], ["b", 0]], 5, 3)
-    assert (order["env"]["A"], order["skills"], order["seccomp"]) == (
+    assert (order["env"]["A"], order["mounts"], order["seccomp"]) == (
         "\udc80",
-        {"x.y": "/t"},
+        {"/skills/x.y": "/t"},
         program_bytes("x86_64").hex(),
     )
     assert order["argv"][2:4] == ["/code/kdskills_runtime/py_code_exec_entry.py", "--payload-fd"]

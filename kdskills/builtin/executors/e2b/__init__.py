@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kdskills.builtin.executors.e2b.sandboxes import (
@@ -38,7 +37,7 @@ from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, RemoteRun
 from kdskills.execution.container import build_order as build_container_order
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
-from kdskills.execution.payload import build_payload, entry_argv
+from kdskills.execution.payload import SKILLS_DIR, build_payload, entry_argv
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Stream
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge
@@ -55,17 +54,17 @@ def build_order(
     plan: RunPlan,
     box: PreparedSandbox,
     inputs: Sequence[tuple[str, bytes]],
-    skills: Mapping[str, str],
+    mounts: Mapping[str, str],
     payload: bytes | None,
 ) -> bytes:
-    """Return the order file: a container's, and what else a machine without walls must be told. *skills* are folders in
-    the sandbox, by full id.
+    """Return the order file: a container's, and what else a machine without walls must be told. *mounts* are folders in
+    the sandbox, by the path the program sees them at.
     """
     limits, argv = plan.request.limits, plan.argv
     if payload is not None:
         argv = entry_argv(box.facts.python, box.entry)
     sizes = {name: getattr(limits, name) for name in ("memory", "pids", "work_size", "tmp_size", "stdout", "stderr")}
-    walls = {**sizes, "skills": skills, "seccomp": program_bytes(box.facts.arch).hex()}
+    walls = {**sizes, "mounts": mounts, "seccomp": program_bytes(box.facts.arch).hex()}
     return build_container_order(plan, argv, inputs, payload=payload, **walls)
 
 
@@ -145,8 +144,9 @@ class E2bRun(RemoteRun):
         _ = engine.cloud  # refused without a key or the SDK: here, not once the run has begun
         self.key = owner_key(request.owner, settings.api_url or "", settings.template)
         self.labels = owner_labels(request.owner, request.request_id or secrets.token_hex(8))
-        folders = engine.stage(request)
-        self._staged: dict[str, tuple[str, Path]] = {m.id: (m.tree, folders[m.id]) for m in request.skills}
+        folders = engine.mounts(request)
+        names = {f"{SKILLS_DIR}/{mount.id}": f"skills/{mount.tree.removeprefix('sha256:')}" for mount in request.skills}
+        self._deliveries = {inside: (names.get(inside, inside[1:]), path) for inside, path in folders.items()}
         self._inputs = read_inputs(request.inputs, request.limits)
         self._payload = build_payload(request) if request.code is not None else None
 
@@ -198,9 +198,9 @@ class E2bRun(RemoteRun):
             try:
                 box = self.engine.sandbox(lease, self)
                 require_limits(box.facts.limits, self.engine.best_effort, "e2b")
-                skills = {name: box.deliver(tree, path) for name, (tree, path) in self._staged.items()}
+                mounts = {inside: box.deliver(name, path) for inside, (name, path) in self._deliveries.items()}
                 folder = f"{HOME}/runs/{lease.token}-{secrets.token_hex(8)}"
-                order = build_order(self._plan, box, self._inputs, skills, self._payload)
+                order = build_order(self._plan, box, self._inputs, mounts, self._payload)
                 box.machine.write(f"{folder}/order", order)
             except Trouble as trouble:
                 if trouble.code != "gone" or last:
@@ -289,6 +289,7 @@ class E2bExecutor(ExecutionEngine):
     name = "e2b"
     level = IsolationLevel.VM
     run_type = E2bRun
+    environments = True
     children = False
     own_files = frozenset({"/etc/machine-id"})
     cure = "use a template made from runtime/images/e2b.Dockerfile: "

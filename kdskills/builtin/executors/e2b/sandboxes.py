@@ -203,6 +203,8 @@ class Archive(NamedTuple):
                 info = tar.gettarinfo(str(path), arcname=name)
                 mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
                 info = info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
+                if info.islnk():  # another name of a file that came before: files of packages are shared that way
+                    info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
                 with path.open("rb") if info.isreg() else contextlib.nullcontext() as stream:
                     tar.addfile(info, stream)
         data = sink.getvalue()
@@ -215,7 +217,7 @@ def code_archive() -> Archive:
 
 
 def tree_archive(folder: Path) -> Archive:
-    """Return the archive of a staged skill: its copy was checked against the skill's digest."""
+    """Return the archive of a staged skill, whose copy was checked against its digest, or of an environment."""
     return Archive.from_files([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
 
 
@@ -235,7 +237,7 @@ class PreparedSandbox:
     machine: Machine
     code: str  # folder of our code inside
     facts: SandboxFacts
-    trees: set[str] = field(default_factory=set)  # digests of the skills that are there
+    trees: set[str] = field(default_factory=set)  # `skills/<digest>` and `env/<digest>` that are there
 
     @property
     def entry(self) -> str:
@@ -247,10 +249,9 @@ class PreparedSandbox:
         init = f"{self.code}/kdskills_runtime/remote_init.py"
         return "exec " + shlex.join([self.facts.python, "-I", init, *words])
 
-    def deliver(self, tree: str, folder: Path) -> str:
-        """Copy the staged skill *folder* with the digest *tree* in unless it is there; return its path in the sandbox."""
-        name = tree.removeprefix("sha256:")
-        target = f"{HOME}/skills/{name}"
+    def deliver(self, name: str, folder: Path) -> str:
+        """Copy *folder* in as *name*, `skills/<digest>` or `env/<digest>`, unless it is there; return its path in the sandbox."""
+        target = f"{HOME}/{name}"
         if name not in self.trees:
             unpack(self.machine, tree_archive(folder), target)
             self.trees.add(name)
@@ -274,7 +275,7 @@ def prepare(machine: Machine, code: Archive) -> PreparedSandbox:
             missing=tuple(answer["packages"]),
         )
         version, problem = tuple(answer["version"]), answer["problem"]
-        trees = set(answer["skills"])
+        trees = set(answer["trees"])
     except (ValueError, IndexError, KeyError, TypeError):
         raise _unusable(f"python3 does not answer (exit code {status}: {err.strip()[-300:]})") from None
     if version < OLDEST_PYTHON:
