@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kdskills.execution import Executor, IsolationLevel
-from kdskills.testing.conformance import ending, files, limits, results
+from kdskills.testing.conformance import ending, environments, files, limits, results
 from kdskills.testing.conformance.common import Check, Promise
 
 if TYPE_CHECKING:
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CONFORMANCE", "Check", "Promise", "conformance", "failures"]
 
-CONFORMANCE: tuple[Promise, ...] = (*results.PROMISES, *files.PROMISES, *ending.PROMISES, *limits.PROMISES)
-"""Every promise, in the order of the story: what a result says, files, endings, limits."""
+CONFORMANCE: tuple[Promise, ...] = (
+    *(*results.PROMISES, *files.PROMISES, *environments.PROMISES, *ending.PROMISES, *limits.PROMISES),
+)
+"""Every promise, in the order of the story: what a result says, files, environments, endings, limits."""
 
 
 def conformance(level: IsolationLevel = IsolationLevel.VM) -> pytest.MarkDecorator:

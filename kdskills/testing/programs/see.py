@@ -30,6 +30,6 @@ kdskills_runtime.report(
         "argv": len(sys.argv),
         "interfaces": listed("/sys/class/net"),
         "routes": routes(),
-        "root_writable": os.access("/", os.W_OK) or os.access("/usr", os.W_OK) or os.access("/skills", os.W_OK),
+        "root_writable": os.access("/", os.W_OK) or os.access("/usr", os.W_OK) or os.access("/skills", os.W_OK) or os.access("/env", os.W_OK),
     }
 )
