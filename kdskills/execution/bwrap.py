@@ -349,11 +349,13 @@ class WorkerKind:
     mounts: tuple[tuple[str, Path], ...]
     work_size: int
     tmp_size: int
+    inodes: tuple[int, ...] = ()  # of the mounts: a sandbox goes on seeing a folder that was removed and made anew
 
     @classmethod
     def for_job(cls, job: SandboxJob) -> WorkerKind:
         """Return the kind of sandbox *job* needs."""
-        return cls(job.mounts, job.limits.work_size, job.limits.tmp_size)
+        inodes = tuple(folder.stat().st_ino for _, folder in job.mounts)
+        return cls(job.mounts, job.limits.work_size, job.limits.tmp_size, inodes)
 
 
 @dataclass(slots=True)

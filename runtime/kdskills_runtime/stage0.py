@@ -222,10 +222,9 @@ def run_program(path: str, names: dict[str, Any], packages: list[str], reporter:
 
 def _raised(error: BaseException, path: str, own_path: list[str], reporter: Reporter) -> int:
     """Report an uncaught exception, without the frames of this package, and print it as the interpreter would."""
-    programs_path, sys.path = (
-        sys.path,
-        own_path,
-    )  # what formats it is imported from folders of ours, never from packages
+    # What formats it is imported from folders of ours, never from packages.
+    programs_path, sys.path = sys.path, own_path
+    import signal
     import traceback
 
     trace = error.__traceback__
@@ -242,8 +241,6 @@ def _raised(error: BaseException, path: str, own_path: list[str], reporter: Repo
     sys.path = programs_path
     reporter.ended("exception", exit_code=1, exception=name, **texts)
     if isinstance(error, KeyboardInterrupt):
-        import signal
-
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     sys.excepthook(type(error), error, trace)

@@ -73,6 +73,16 @@ def test_a_kind_is_what_cannot_be_changed():
     )
 
 
+def test_a_folder_that_was_made_anew_is_another_kind(tmp_path):
+    """A sandbox that mounts a removed folder is not used for what lies at its path now."""
+    made = SandboxJob(check_request(ExecRequest(argv=("x",))), None, (("/env/0", tmp_path / "e"),), ())
+    (tmp_path / "e").mkdir()
+    before = WorkerKind.for_job(made)
+    (tmp_path / "e").rename(tmp_path / "old")
+    (tmp_path / "e").mkdir()
+    assert WorkerKind.for_job(made) != before
+
+
 def kind(name):
     """Return a kind."""
     return WorkerKind(((name, Path("/") / name),), 1, 1)

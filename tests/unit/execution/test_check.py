@@ -17,7 +17,7 @@ from kdskills.execution.check import (
     require_limits,
     shown_path,
 )
-from kdskills.execution.request import ExecRequest, InputFile, Limits, Owner, ScriptCall, SkillMount
+from kdskills.execution.request import EnvironmentMount, ExecRequest, InputFile, Limits, Owner, ScriptCall, SkillMount
 
 MOUNT = SkillMount("press.profile", Path("/nowhere"), "sha256:" + "0" * 64)
 
@@ -241,3 +241,25 @@ def test_limits_are_refused_or_best_effort():
     with pytest.raises(ExecRefused) as caught:
         require_limits(can, frozenset(), "x")
     assert (caught.value.code, caught.value.details["limits"]) == ("limit_not_enforceable", ["memory"])
+
+
+@pytest.mark.parametrize(
+    "digest", ["", "0" * 15, "0" * 65, "A" * 16, "g" * 16, "../" * 8, "0" * 16 + "\n", "0" * 15 + "\u0660"]
+)
+def test_an_environment_is_named_by_its_digest(digest):
+    """The name of a mount is 16 to 64 hexadecimal digits and nothing that could be a path."""
+    assert "is not 16 to 64 hexadecimal digits" in refusal(environment=EnvironmentMount(digest, Path("/e")))[0]
+
+
+@pytest.mark.parametrize("root", ["relative", "/a/../b", "/a:b", "/a\n", "/a\x1b[2J", "/a\udcff"])
+def test_an_environments_root_can_stand_in_variables(root):
+    """A root is absolute and holds nothing that PATH or a terminal would read as something else."""
+    (problem,) = refusal(environment=EnvironmentMount("0" * 16, Path(root)))
+    assert "is no absolute path" in problem
+    assert problem.isprintable()
+
+
+def test_a_sound_environment_passes():
+    """Shapes alone are decided here; the folder is looked at by the engine."""
+    for digest in ("0123456789abcdef", "f" * 64):
+        assert check_request(ExecRequest(argv=("a",), environment=EnvironmentMount(digest, Path("/nowhere/e-1_2.x"))))

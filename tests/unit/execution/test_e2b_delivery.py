@@ -78,6 +78,17 @@ def test_an_archive_is_its_files_and_nothing_of_this_host(folder):
     assert tree_archive(folder) == archive
 
 
+def test_files_with_two_names_travel_twice(tmp_path):
+    """Packages share files by hard links; every name arrives as a file of its own."""
+    (tmp_path / "a").write_text("shared")
+    (tmp_path / "b").hardlink_to(tmp_path / "a")
+    with tarfile.open(fileobj=io.BytesIO(tree_archive(tmp_path).data)) as tar:
+        assert [(item.name, item.type, tar.extractfile(item).read()) for item in tar] == [
+            ("a", tarfile.REGTYPE, b"shared"),
+            ("b", tarfile.REGTYPE, b"shared"),
+        ]
+
+
 def test_our_code_travels_whole():
     """The ground floor and what runs it are in the archive; nothing above the ground floor is."""
     with tarfile.open(fileobj=io.BytesIO(code_archive().data)) as tar:

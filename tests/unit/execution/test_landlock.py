@@ -16,7 +16,7 @@ from kdskills.execution import seccomp
 from kdskills.execution.check import check_request
 from kdskills.execution.landlock import GUARD_SLACK, Wall, build_order, environment
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
-from kdskills.execution.request import ExecRequest, Limits, ScriptCall, SkillMount
+from kdskills.execution.request import EnvironmentMount, ExecRequest, Limits, ScriptCall, SkillMount
 from kdskills.execution.rootfs import Rootfs
 from kdskills.execution.seccomp import ALLOW, AUDIT_ARCH, ERRNO, assemble
 
@@ -213,6 +213,16 @@ def test_variables_are_the_trees_and_the_callers(tree, folder):
     assert set(env) == {"PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "RAW"}
     assert (env["HOME"], env["RAW"]) == ("/else", "\udcff")
     assert all(part.startswith(str(tree)) for part in env["PATH"].split(":"))
+
+
+def test_an_environment_is_read_where_it_lies(tree, folder):
+    """It has a rule to read and execute, and stands first in the program's path."""
+    environment_mount = EnvironmentMount("0" * 16, tree.parent / "packages")
+    (environment_mount.root / "bin").mkdir(parents=True)
+    order = order_of(tree, folder, ExecRequest(argv=("true",), environment=environment_mount))
+    assert [str(environment_mount.root), orders.LOOK] in order["rules"]
+    assert order["env"]["PATH"].startswith(f"{environment_mount.root}/bin:{tree}/usr/local/bin:")
+    assert "PYTHONPATH" not in order["env"]
 
 
 def test_places_of_this_host(tmp_path):

@@ -10,8 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import ExecRefused
-from kdskills.execution import ExecRequest, SkillMount
-from kdskills.execution.payload import MAX_PAYLOAD, build_payload, entry_argv, host_entry, remap_descriptor
+from kdskills.execution import EnvironmentMount, ExecRequest, SkillMount
+from kdskills.execution.payload import (
+    BASE_ENV,
+    MAX_PAYLOAD,
+    build_payload,
+    entry_argv,
+    host_entry,
+    package_variables,
+    program_variables,
+    remap_descriptor,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -137,3 +146,53 @@ def test_payload_is_not_in_argv():
     """The argument list names descriptors; the work order travels through them."""
     expected = ("python3", "-I", "/e.py", "--payload-fd", "3", "--report-fd", "4")
     assert entry_argv("python3", "/e.py", payload_fd=3, report_fd=4) == expected
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Return the mount of an environment with every part."""
+    for part in ("bin", "python", "node_modules"):
+        (tmp_path / "e" / part).mkdir(parents=True)
+    return EnvironmentMount("ab" * 8, tmp_path / "e")
+
+
+def test_variables_name_the_parts_that_are_there(environment):
+    """Each part that exists has its variable, at the far side's folder; PATH goes on to where it led."""
+    request = ExecRequest(argv=("x",), environment=environment)
+    top = f"/env/{environment.digest}"
+    path = f"{top}/bin:/usr/local/bin:/usr/bin:/bin"
+    assert package_variables(request) == {
+        "PATH": path,
+        "PYTHONPATH": f"{top}/python",
+        "NODE_PATH": f"{top}/node_modules",
+    }
+    assert package_variables(request, "/h", "/t")["PATH"] == "/h/bin:/t"
+    for part in ("bin", "node_modules"):
+        (environment.root / part).rmdir()
+    (environment.root / "bin").write_text("no folder")
+    assert package_variables(request) == {"PYTHONPATH": f"{top}/python"}
+    assert package_variables(ExecRequest(argv=("x",))) == {}
+
+
+def test_a_programs_variables_come_in_order(environment):
+    """Ours, the engine's, the packages', and last what the request says; generated code gets the packages' by its payload."""
+    request = ExecRequest(argv=("x",), environment=environment, env={"A": "b"})
+    variables = program_variables(request, "/e", PATH="/tree", HOME="/h")
+    assert variables == {
+        **BASE_ENV, "HOME": "/h", "PATH": "/e/bin:/tree", "PYTHONPATH": "/e/python", "NODE_PATH": "/e/node_modules", "A": "b",
+    }  # fmt: skip
+    assert (
+        program_variables(ExecRequest(argv=("x",), environment=environment, env={"PATH": "/mine"}))["PATH"] == "/mine"
+    )
+    assert program_variables(ExecRequest(code="1", environment=environment)) == BASE_ENV
+
+
+def test_the_payload_names_packages(environment):
+    """Paths and variables are for the entry to put in force; a PATH of the request's own stays."""
+    order = json.loads(build_payload(ExecRequest(code="1", environment=environment, env={"PATH": "/mine"})))
+    top = f"/env/{environment.digest}"
+    assert order["paths"] == [f"{top}/python"]
+    assert order["variables"] == {"PYTHONPATH": f"{top}/python", "NODE_PATH": f"{top}/node_modules"}
+    assert str(environment.root) not in json.dumps(order)
+    on_host = json.loads(build_payload(ExecRequest(code="1", environment=environment), packages={"PATH": "/h/bin:/t"}))
+    assert (on_host["paths"], on_host["variables"]) == ([], {"PATH": "/h/bin:/t"})

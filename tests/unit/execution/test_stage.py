@@ -10,8 +10,8 @@ import pytest
 
 from kdskills.errors import ExecRefused, RootChanged, RootMissing
 from kdskills.execution.dirs import locked, private_dir
-from kdskills.execution.request import InputFile, Limits, SkillMount
-from kdskills.execution.stage import read_inputs, stage_skill
+from kdskills.execution.request import EnvironmentMount, InputFile, Limits, SkillMount
+from kdskills.execution.stage import check_environment, read_inputs, stage_skill
 from kdskills.skills.safe_open import tree_digest
 
 
@@ -316,3 +316,47 @@ def points_to(fd, place):
         return fd.readlink() == place
     except OSError:
         return False
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Return the mount of an empty environment."""
+    (tmp_path / "e").mkdir(mode=0o755)
+    (tmp_path / "e").chmod(0o755)
+    return EnvironmentMount("0" * 16, tmp_path / "e")
+
+
+def test_a_used_environment_is_noted(environment):
+    """Its time says when it was used last, so that the one used least recently can be told."""
+    os.utime(environment.root, (1, 1))
+    assert check_environment(environment) == environment.root
+    assert environment.root.stat().st_mtime > 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [(0o777, "nobody else may write"), (0o775, "nobody else may write"), (0o700, "closed"), (0o711, "closed")],
+)
+def test_an_environment_is_ours_to_write_and_everybodys_to_read(environment, mode, words):
+    """Modes that let others change it, or keep programs out, are refused."""
+    environment.root.chmod(mode)
+    with pytest.raises(ExecRefused, match=words) as caught:
+        check_environment(environment)
+    assert (caught.value.code, caught.value.who) == ("bad_request", "caller")
+
+
+def test_an_environment_is_a_folder(environment, tmp_path):
+    """A file, a link to a sound one and nothing at all are refused."""
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "link").symlink_to(environment.root)
+    for name in ("file", "link", "missing"):
+        with pytest.raises(ExecRefused, match=f"the environment {tmp_path}/{name} "):
+            check_environment(EnvironmentMount("0" * 16, tmp_path / name))
+
+
+def test_programs_of_other_uids_must_reach_it(environment):
+    """Where programs have a uid of their own, a closed folder above is named."""
+    environment.root.parent.chmod(0o700)
+    assert check_environment(environment) == environment.root
+    with pytest.raises(ExecRefused, match=f"they cannot pass {environment.root.parent}"):
+        check_environment(environment, passable=True)

@@ -224,6 +224,62 @@ def test_inputs_can_be_imported_but_shadow_nothing(launch, tmp_path):
     )
 
 
+@pytest.fixture
+def packages(tmp_path):
+    """Return a folder of packages with a good module, and modules by the names of those the entry needs."""
+    folder = tmp_path / "packages"
+    for name in (
+        *(
+            "json",
+            "traceback",
+            "ast",
+            "linecache",
+            "tokenize",
+            "signal",
+            "resource",
+            "types",
+            "sitecustomize",
+            "usercustomize",
+        ),
+        *("kdskills_runtime/__init__", "kdskills_runtime/stage0", "kdskills/__init__", "encodings/__init__"),
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("import os\nos.write(2, b'PLANTED ' + __name__.encode())\n")
+    (folder / "packed.py").write_text("NAME = 'packed'\n")
+    return folder
+
+
+@pytest.mark.parametrize("source", ["pass", "import sys\nsys.exit(3)", "x = 1 / 0", "def", "raise KeyboardInterrupt"])
+def test_packages_are_never_imported_for_us(launch, packages, source):
+    """Whatever a program does, nothing the entry imports comes from there, however it is called."""
+    run = launch(source, paths=[str(packages)])
+    assert "PLANTED" not in run.err
+    assert run.events == ["started", "ended"]
+
+
+def test_packages_come_before_all_others(launch, packages):
+    """The program finds them first, keeps what the entry had imported, and its exception hook finds them, too."""
+    run = launch(
+        "import sys, json, packed\nprint(json.__file__ == sys.modules['json'].__file__, 'packages' in json.__file__)\n"
+        "print(sys.path[0].endswith('packages'), packed.NAME)\n"
+        "def hook(*_):\n    import linecache\nsys.excepthook = hook\nraise ValueError",
+        paths=[str(packages)],
+    )
+    assert run.out == "True False\nTrue packed\n"
+
+
+def test_variables_are_for_the_program_and_its_children(launch, packages):
+    """They are set when it starts; a child that is no isolated Python imports from the packages."""
+    source = (
+        "import os, subprocess, sys\nprint(os.environ['A'], flush=True)\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'import packed; print(packed.NAME)'])"
+    )
+    (packages / "encodings/__init__.py").unlink()
+    (packages / "encodings").rmdir()
+    run = launch(source, variables={"A": "b", "PYTHONPATH": str(packages)})
+    assert run.out == "b\npacked\n"
+
+
 def test_imported_inputs_leave_no_bytecode(launch, tmp_path):
     """A program's own imports add nothing to the outputs."""
     work = tmp_path / "work"

@@ -7,10 +7,10 @@ import pytest
 from kdskills.errors import BadRequest
 from kdskills.execution import Limits
 from kdskills.execution.check import check_request
-from kdskills.execution.request import MAX_BACKGROUND_S, InputFile
+from kdskills.execution.request import MAX_BACKGROUND_S, EnvironmentMount, InputFile
 from kdskills.jobs.attempts import OrderInput
 from kdskills.jobs.exchange import EVERYTHING, MARKER, shows, to_request
-from kdskills.jobs.model import FromArtifact, Inline
+from kdskills.jobs.model import FromArtifact, Inline, TaskSpec
 
 FOLDER = Path("/state/runs/t/1")
 
@@ -35,6 +35,15 @@ def test_command_is_asked_as_it_is(make_order):
 def test_task_without_session_has_an_owner_of_its_own(make_order):
     """Engines that keep machines per owner give such a task one of its own."""
     assert to_request(make_order(), FOLDER, {}).owner.conversation == "t"
+
+
+def test_environment_travels_with_the_order(make_order):
+    """What a task was placed with is what its attempt asks for, also when the order was read back from its record."""
+    order, mount = make_order(), EnvironmentMount("0" * 16, Path("/cache/environments/0"))
+    placement = order.spec.placement.model_copy(update={"environment": mount})
+    spec = TaskSpec.model_validate_json(order.spec.model_copy(update={"placement": placement}).model_dump_json())
+    assert to_request(order.model_copy(update={"spec": spec}), FOLDER, {}).environment == mount
+    assert to_request(order, FOLDER, {}).environment is None
 
 
 def test_service_has_no_timeout(make_order):
