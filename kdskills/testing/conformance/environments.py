@@ -101,9 +101,8 @@ async def environment_is_of_one_run(executor: Executor) -> None:
         after = await sh(executor, see)
         same(before.stdout.data, after.stdout.data, after)
         assert after.stdout.text.startswith("||/"), after
-        code = "import os\ntry:\n    import packed\nexcept ImportError:\n    print(os.environ.get('PYTHONPATH'))\n"
-        result = await run(executor, code=code)
-        same(b"None\n", result.stdout.data, result)
+        result = await run(executor, code=program("without.py"))
+        same(b"None None\n", result.stdout.data, result)
 
 
 async def other_environments_are_hidden(executor: Executor) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from kdskills.execution import EnvironmentMount
+from kdskills.testing.conformance.common import program
 
 PLANTED: Final = (
     "json",
@@ -47,7 +48,7 @@ def small_environment(
     with tempfile.TemporaryDirectory(prefix="kdskills-conformance-") as top:
         Path(top).chmod(0o711)  # programs of a uid of their own pass it, as the folder of built environments
         root = Path(top).resolve() / digest
-        planted = "import os\n\nos.write(2, b'PLANTED ' + __name__.encode() + b'\\n')\n"
+        planted = program("plant.py")
         files = _FILES | ({f"python/{name}.py": planted for name in PLANTED} if hostile else {})
         for path, text in files.items():
             if lean and not path.startswith("python/"):
