@@ -82,8 +82,10 @@ async def planted_modules_do_not_run(executor: Executor) -> None:
 async def environment_is_read_only(executor: Executor) -> None:
     """Nothing in an environment can be changed, added, removed or given another mode."""
     with small_environment() as mount:
-        tries = ("touch $PYTHONPATH/new", "rm $PYTHONPATH/packed.py", "echo x >> $PYTHONPATH/packed.py")
-        tries += ("chmod 777 $PYTHONPATH/packed.py", "mv $PYTHONPATH $PYTHONPATH.old", "mkdir $PYTHONPATH/../new")
+        tries = (
+            *("touch $PYTHONPATH/new", "rm $PYTHONPATH/packed.py", "echo x >> $PYTHONPATH/packed.py"),
+            *("chmod 777 $PYTHONPATH/packed.py", "mv $PYTHONPATH $PYTHONPATH.old", "mkdir $PYTHONPATH/../new"),
+        )
         before = {path: path.stat().st_mode for path in mount.root.rglob("*")}
         script = "; ".join(f"sh -c '{words}' 2>/dev/null && echo 'did {words}'" for words in tries)
         result = await sh(executor, f"{script}; cat $PYTHONPATH/packed.py", environment=mount)
