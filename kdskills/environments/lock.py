@@ -1,0 +1,141 @@
+"""`kdskills.lock`: exact files of every environment, sorted, the same from the same facts.
+
+The file is TOML and has one table `[environment."<key>"]` for each skill or script. Tables that others keep in it are not
+looked at, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from kdskills.environments.codes import EnvironmentFailed
+from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
+from kdskills.errors import MissingExtra
+
+MAX_LOCK: Final = 32 * 1024 * 1024
+TABLE: Final = "environment"
+_HEX = re.compile(r"[0-9a-f]{64}")
+
+
+def read_lock(path: Path) -> dict[str, LockedEnvironment]:
+    """Return what the lock file at *path* has, by key, sorted; nothing when there is none.
+
+    Raises EnvironmentFailed, `environment_lock_invalid`, for a file that is none, or an entry that could not be built.
+    """
+    tables = _tables(path).get(TABLE, {})
+    if not isinstance(tables, dict):
+        raise _invalid(path, f"{TABLE} is no table")
+    try:
+        return {key: _environment(key, tables[key]) for key in sorted(tables)}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _invalid(path, f"an entry of {TABLE} is not understood: {type(error).__name__}: {error}") from None
+
+
+def write_lock(path: Path, environments: Mapping[str, LockedEnvironment]) -> bool:
+    """Write *environments* as all that the lock file has, and return whether it changed; other tables stay.
+
+    Raises EnvironmentFailed, `environment_lock_invalid`, for a file there that is none; MissingExtra without a writer.
+    """
+    text = lock_text(path, environments)
+    try:
+        if path.read_text(encoding="utf-8") == text:
+            return False
+    except (FileNotFoundError, ValueError):
+        pass
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return True
+
+
+def lock_text(path: Path, environments: Mapping[str, LockedEnvironment]) -> str:
+    """Return what `write_lock` would write. Raises as it does."""
+    try:
+        import tomli_w
+    except ModuleNotFoundError as error:
+        raise MissingExtra("writing kdskills.lock", "environments") from error
+    tables = {name: value for name, value in _tables(path).items() if name != TABLE}
+    rows = {key: _row(environments[key]) for key in sorted(environments)}
+    return tomli_w.dumps({**tables, **({TABLE: rows} if rows else {})})
+
+
+def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec) -> str:
+    """Return in words why *environment* is not what *spec* asks for today; empty when it is."""
+    if environment.requirements != spec.requirements:
+        gone = sorted(set(environment.requirements) - set(spec.requirements))
+        new = sorted(set(spec.requirements) - set(environment.requirements))
+        words = (f"asked for now: {', '.join(new)}" if new else "", f"no longer: {', '.join(gone)}" if gone else "")
+        return "; ".join(filter(None, words)) or "its requirements have another order"
+    if environment.requires_python != spec.requires_python:
+        return f"it needs Python {spec.requires_python or 'of any version'} now"
+    return "" if environment.node == node_digest(spec.node) else "its Node packages are others now"
+
+
+def node_digest(node: NodeSpec | None) -> str:
+    """Return the hex digest of a manifest and its lock; empty for none."""
+    if node is None:
+        return ""
+    parts = (hashlib.sha256(part or b"").digest() for part in (node.manifest, node.lock))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_LOCK + 1)
+    except FileNotFoundError:
+        return {}
+    if len(data) > MAX_LOCK:
+        raise _invalid(path, f"it has more than {MAX_LOCK} bytes")
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, str(error)[:300]) from None
+
+
+def _row(environment: LockedEnvironment) -> dict[str, Any]:
+    row = {name: value for name, value in asdict(environment).items() if name not in {"key", "packages"} and value}
+    row |= {"requirements": list(environment.requirements)}
+    return row | {"package": [asdict(package) for package in environment.packages]}
+
+
+def _environment(key: str, row: dict[str, Any]) -> LockedEnvironment:
+    packages = [_package(package) for package in row["package"]]
+    names = [package.name for package in packages]
+    if names != sorted(set(names)):
+        raise ValueError(f"packages of {key} are not sorted, or there twice")
+    requirements, texts = row["requirements"], [row.get("requires_python", ""), row["platform"], row.get("node", "")]
+    if not all(isinstance(text, str) for text in (*requirements, *texts)) or not (
+        _HEX.fullmatch(texts[2]) or not texts[2]
+    ):
+        raise ValueError(f"values of {key} are no texts")
+    requires_python, platform, node = texts
+    return LockedEnvironment(key, tuple(requirements), requires_python, platform, tuple(packages), node)
+
+
+def _package(row: dict[str, Any]) -> LockedPackage:
+    package = LockedPackage(**row)
+    kinds = {field.name: int if field.name == "size" else str for field in fields(LockedPackage)}
+    if any(type(getattr(package, name)) is not kind for name, kind in kinds.items()) or package.size < 0:
+        raise ValueError("a package has a value of another kind")
+    try:
+        name, version, _, _ = parse_wheel_filename(package.file)
+        agrees = name == package.name == canonicalize_name(package.name) and str(version) == package.version
+    except InvalidWheelFilename:
+        agrees = package.file.endswith(".tar.gz")
+    if not agrees or not _HEX.fullmatch(package.sha256) or "/" in package.file:
+        raise ValueError(f"{package.file[:200]!r} is no locked file of {package.name[:100]!r}")
+    return package
+
+
+def _invalid(path: Path, reason: str) -> EnvironmentFailed:
+    message = f"{path} is no lock file: {reason}"
+    return EnvironmentFailed(message, code="environment_lock_invalid", who="author", path=str(path))

