@@ -40,7 +40,7 @@ STUCK = 5
 """The identical call that ends the turn."""
 ROUND = 4
 """Most calls of a round whose repetition is recognised."""
-READS = frozenset({"skills.read", "react.read"})
+READS = frozenset({"skills.read", "react.read", "files.read", "files.grep", "files.glob"})
 """Tools that only look: the same answer again is a repetition, whatever was called in between."""
 INVALID = 3
 """Invalid calls in a row, of one tool, that end the turn."""

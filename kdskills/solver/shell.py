@@ -30,12 +30,14 @@ from kdskills.solver.turn_tools import (
     DEFAULT_PROGRAM_S,
     MAX_PROGRAM_S,
     PROGRAM_GRACE_S,
+    TURN,
     ToolArguments,
     approve_run,
     describe,
     file_facts,
     run_program,
     tell_files,
+    turn_path,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ OUTPUT_BYTES: Final = 4 * MIB
 """Bytes of each stream that are kept: the last ones."""
 SHOWN_CHARS: Final = 16_000
 """Characters of each stream that an answer holds; of a small window fewer."""
-_TURN, _SKILLS = "/work", "/skills/"
+SKILLS: Final = "/skills/"
 _LOST: Final = frozenset({"too_many", "too_large", "too_deep", "unreadable"})
 """Codes of outputs that were there and were not collected: what is missing then may not have been removed."""
 
@@ -107,10 +109,10 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         )
         for skill in skills.values()
     ]
-    folder = {} if home is None else {"SKILL_DIR": _SKILLS + home, "KDSKILLS_SKILL_DIR": _SKILLS + home}
+    folder = {} if home is None else {"SKILL_DIR": SKILLS + home, "KDSKILLS_SKILL_DIR": SKILLS + home}
     return ExecRequest(
         argv=("bash", "-c", arguments.command),
-        env={**ENVIRONMENT, "KDSKILLS_TURN_DIR": _TURN, **folder},
+        env={**ENVIRONMENT, "KDSKILLS_TURN_DIR": TURN, **folder},
         skills=tuple(mounts),
         inputs=await asyncio.to_thread(turn.workspace.inputs),
         outputs=("**",),
@@ -121,11 +123,8 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
     )
 
 
-async def shared_skills(turn: Turn) -> dict[str, Skill]:
-    """Return the loaded skills with files, and what they import, by full id; the one loaded last stands last.
-
-    A skill of which a policy plugin refuses any file is left out: inside, nobody asks about single files.
-    """
+async def loaded_skills(turn: Turn) -> dict[str, Skill]:
+    """Return the loaded skills with files, and what they import, by full id; the one loaded last stands last."""
     skills: dict[str, Skill] = {}
     for active in await turn.session.active():
         names = [turn.view.names.get(name, name) for name in active.receipt.imports]
@@ -134,6 +133,15 @@ async def shared_skills(turn: Turn) -> dict[str, Skill]:
             if skill is not None and (skill.folder is not None or far_content(skill) is not None):
                 skills.pop(full_id, None)
                 skills[full_id] = skill
+    return skills
+
+
+async def shared_skills(turn: Turn) -> dict[str, Skill]:
+    """Return the loaded skills that a command may see.
+
+    A skill of which a policy plugin refuses any file is left out: inside, nobody asks about single files.
+    """
+    skills = await loaded_skills(turn)
     paths = {full_id: await asyncio.to_thread(skill_paths, skill) for full_id, skill in skills.items()}
     return {full_id: skill for full_id, skill in skills.items() if not _is_denied(turn, skill, paths[full_id])}
 
@@ -177,20 +185,13 @@ def _home(turn: Turn, ref: str, skills: dict[str, Skill]) -> str | None:
     return full_id
 
 
-def turn_path(path: str) -> str:
-    """Return *path* as one of the turn's folder: `/work/a` and `turn:a` mean `a`, and `/work` itself is `.`."""
-    below = path.removeprefix("turn:")
-    below = "." if below.rstrip("/") == _TURN else below.removeprefix(f"{_TURN}/")
-    return "." if below.rstrip("/") in {"", "."} else clean_path(below)
-
-
 def _workdir(turn: Turn, workdir: str, mounts: Sequence[SkillMount]) -> str:
-    if workdir.startswith(_SKILLS):
-        full_id, _, below = workdir.removeprefix(_SKILLS).partition("/")
+    if workdir.startswith(SKILLS):
+        full_id, _, below = workdir.removeprefix(SKILLS).partition("/")
         if full_id not in {mount.id for mount in mounts}:
             raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
         clean = f"/{clean_path(below)}" if below.strip("/") else ""
-        return f"{_SKILLS}{full_id}{clean}"
+        return f"{SKILLS}{full_id}{clean}"
     clean = turn_path(workdir)
     if clean != "." and not turn.workspace.has_folder(clean):
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
@@ -257,4 +258,3 @@ SHELL = SolverTool(
     barrier=lambda _arguments: True,
     timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
 )
-SHELL_TOOLS = (SHELL,)

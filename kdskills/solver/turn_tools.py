@@ -19,6 +19,7 @@ from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefuse
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
 from kdskills.session.approval import ApprovalRequest
 from kdskills.session.codes import pathless, refuse
+from kdskills.session.workspace import clean_path
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -100,6 +101,8 @@ def _invalid(text: str, problem: str) -> ToolCallRefused:
     return ToolCallRefused(message, code="invalid_ref", ref=text[:200])
 
 
+TURN = "/work"
+"""Where programs see the folder of the turn."""
 MAX_READ_CHARS = 100_000
 """Characters of a turn file given at once."""
 
@@ -162,19 +165,37 @@ def _sources(turn: Turn, text: str, ref: SourceRef) -> ToolAnswer:
     return ToolAnswer({"sources": rows})
 
 
-def _turn_file(turn: Turn, ref: TurnFileRef) -> ToolAnswer:
+def turn_path(path: str) -> str:
+    """Return *path* as one of the turn's folder: `/work/a` and `turn:a` mean `a`, and `/work` itself is `.`."""
+    below = path.removeprefix("turn:")
+    below = "." if below.rstrip("/") == TURN else below.removeprefix(f"{TURN}/")
+    return "." if below.rstrip("/") in {"", "."} else clean_path(below)
+
+
+def turn_bytes(turn: Turn, path: str) -> bytes:
+    """Return the bytes of a file of the turn. Raises `resource_not_found`, `path_denied`, `too_large` or `not_a_file`."""
     try:
-        data = turn.workspace.read(ref.path)
+        return turn.workspace.read(path)
     except FileRefused as error:
         code = {"file_missing": "resource_not_found", "symlink": "path_denied", "too_large": "too_large"}
-        details = {"path": ref.path, "reason": error.code}
-        raise refuse(code.get(error.code, "not_a_file"), f"cannot read turn:{ref.path}", **details) from error
-    try:  # by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped
+        details = {"path": path, "reason": error.code}
+        raise refuse(code.get(error.code, "not_a_file"), f"cannot read turn:{path}", **details) from error
+
+
+def decoded(data: bytes, path: str) -> str:
+    """Return text by the rules of `skills.read`: strict UTF-8 without NUL, a leading BOM dropped. Raises `not_text`."""
+    try:
         content = None if b"\0" in data else data.decode("utf-8-sig")
     except UnicodeDecodeError:
         content = None
     if content is None:
-        raise refuse("not_text", f"turn:{ref.path} is not UTF-8 text", path=ref.path, size=len(data))
+        raise refuse("not_text", f"{path} is not UTF-8 text", path=path, size=len(data))
+    return content
+
+
+def _turn_file(turn: Turn, ref: TurnFileRef) -> ToolAnswer:
+    data = turn_bytes(turn, ref.path)
+    content = decoded(data, f"turn:{ref.path}")
     lines = content.splitlines(keepends=True)
     facts: dict[str, Any] = {"path": ref.path, "size": len(data), "lines": len(lines)}
     if ref.first is not None:
@@ -232,7 +253,7 @@ async def _react_write(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
         data = base64.b64decode(arguments.b64, validate=True) or arguments.text.encode("utf-8", "backslashreplace")
     except ValueError:
         raise _misused("/b64", "is not base64", "b64 is not base64") from None
-    written = call.turn.workspace.write(arguments.path, data, arguments.mode)
+    written = call.turn.workspace.write(arguments.path.removeprefix(f"{TURN}/"), data, arguments.mode)
     call.turn.bus.emit(FileWritten, path=written.path, size=written.size, tool="react.write")
     return ToolAnswer(written.to_json(), (written.path,), changed=True)
 
@@ -250,7 +271,7 @@ READ = SolverTool(
 )
 WRITE = SolverTool(
     "react.write",
-    "Write a file of this turn. Files handed in and data/ are read-only.",
+    "Write a file of this turn: what skills call Write. Files handed in and data/ are read-only.",
     ReactWriteInput,
     _react_write,
     barrier=lambda _arguments: True,

@@ -7,7 +7,8 @@ import pytest
 from kdskills.execution import Artifact, ArtifactError, ExecResult, InputFile, IsolationLevel, Stream
 from kdskills.session.approval import Denial
 from kdskills.solver import PlainWiring
-from kdskills.solver.shell import removed_files, turn_path
+from kdskills.solver.shell import removed_files
+from kdskills.solver.turn_tools import turn_path
 from kdskills.testing.models import ScriptedModel, call, say
 
 
