@@ -16,10 +16,12 @@ from kdskills.errors import DescriptorError, Diagnostic, StrPath, path_argument
 from kdskills.skills.refs import is_number
 from kdskills.skills.safe_open import is_folder
 from kdskills.skills.selection import EMPTY, CatalogMode, ImportPolicy, Rules
+from kdskills.skills.tool_names import AllowedToolsMode
 
 IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
 CATALOG_MODES: tuple[CatalogMode, ...] = get_args(CatalogMode)
-UPPER = {"custom_skills_root": "CUSTOM_SKILLS_ROOT", "agents_config": "AGENTS_CONFIG", "consumers": "CONSUMERS"}
+ALLOWED_TOOLS_MODES: tuple[AllowedToolsMode, ...] = get_args(AllowedToolsMode)
+UPPER = {name: name.upper() for name in ("custom_skills_root", "agents_config", "allowed_tools", "consumers")}
 EVERYONE = "*"
 DECISION: Final = "solver.react.decision"
 """Consumer of the shipped solver that decides each step and answers."""
@@ -223,6 +225,8 @@ class SkillsDescriptor(Terms):
         custom_skills_root: Folder of the bundle's skills. None: there is none, written as blank, null or false; or,
             with `root_omitted`, it is `skills/` below the bundle if that is there.
         agents_config: Rules per consumer; `"*"` is a layer of denials over everybody.
+        allowed_tools: What `allowed-tools` of skills does, by namespace, `"*"` for the others: `approve` (the default),
+            `ask` or `restrict`.
         consumers: The agents the bundle has; `kdskills check` then knows a mistyped one. It decides nothing.
         bundle_root: Folder relative roots are joined to.
         allow_outside_bundle: Whether a relative root may leave the bundle.
@@ -235,6 +239,7 @@ class SkillsDescriptor(Terms):
     version: Literal[1] = 1
     custom_skills_root: str | None = None
     agents_config: Mapping[str, AgentRules] = EMPTY
+    allowed_tools: Mapping[str, AllowedToolsMode] = EMPTY
     consumers: tuple[str, ...] = ()
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
@@ -248,6 +253,7 @@ class SkillsDescriptor(Terms):
             version: Literal[1] = 1,
             custom_skills_root: StrPath | Literal[False] | None = None,
             agents_config: Mapping[str, AgentRules | Mapping[str, object]] = EMPTY,
+            allowed_tools: Mapping[str, AllowedToolsMode] = EMPTY,
             consumers: Collection[str] | None = (),
             bundle_root: StrPath | None = None,
             allow_outside_bundle: bool = False,
@@ -265,6 +271,7 @@ class SkillsDescriptor(Terms):
         """Return the descriptor as JSON, defaults left out."""
         fields: dict[str, Any] = {
             "agents_config": {name: rules.to_json() for name, rules in self.agents_config.items()},
+            "allowed_tools": dict(sorted(self.allowed_tools.items())),
             "consumers": list(self.consumers),
             "bundle_root": self.bundle_root,
             "allow_outside_bundle": self.allow_outside_bundle,
@@ -328,6 +335,10 @@ class SkillsDescriptor(Terms):
             consumer=consumer,
             catalog=own.catalog or everyone.catalog,
         )
+
+    def allowed_tools_mode(self, namespace: str) -> AllowedToolsMode:
+        """Return what `allowed-tools` does for skills of *namespace*."""
+        return self.allowed_tools.get(namespace, self.allowed_tools.get(EVERYONE, "approve"))
 
     def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
         """Return the custom root on this host, or None when there is none.
@@ -430,6 +441,23 @@ def _agents(value: object, name: str) -> Mapping[str, AgentRules]:
     return MappingProxyType(agents)
 
 
+def _allowed_tools(value: object, key: str) -> Mapping[str, AllowedToolsMode]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", key, f"modes by namespace, not {type(value).__name__}")
+    modes: dict[str, AllowedToolsMode] = {}
+    for namespace, written in value.items():
+        if not isinstance(namespace, str) or (EVERYONE in namespace and namespace != EVERYONE):
+            raise refuse(
+                "descriptor_type", key, f'a namespace is a name, or "*" for all others, not {namespace!r:.100}'
+            )
+        mode = next((known for known in ALLOWED_TOOLS_MODES if known == written), None)
+        if mode is None:
+            expected = ", ".join(ALLOWED_TOOLS_MODES)
+            raise refuse("descriptor_type", f"{key}.{namespace}", f"one of {expected}, not {written!r:.100}")
+        modes[namespace] = mode
+    return MappingProxyType(modes)
+
+
 def _consumers(value: object, key: str) -> tuple[str, ...]:
     names = _entries(value, key, "a list of names")
     for name in names:
@@ -466,6 +494,7 @@ _READ = MappingProxyType(
         "version": _version,
         "custom_skills_root": _folder,
         "agents_config": _agents,
+        "allowed_tools": _allowed_tools,
         "consumers": _consumers,
         "bundle_root": _folder,
         "allow_outside_bundle": _flag,

@@ -20,6 +20,7 @@ from kdskills.skills.selection import (
     for_consumer,
     refuse_by,
 )
+from kdskills.skills.tool_names import tool_id
 
 Result = Literal["pass", "refuse", "unknown"]
 
@@ -112,7 +113,7 @@ class Explanation:
 
 def needs_scripts(skill: Skill) -> tuple[str, ...]:
     """Return the tools that *skill* requires and that are there only where an engine runs programs."""
-    return tuple(sorted({tool.id for tool in skill.tools if tool.required} & SCRIPT_TOOLS))
+    return tuple(sorted({tool_id(tool.id) for tool in skill.tools if tool.required} & SCRIPT_TOOLS))
 
 
 def explain_steps(

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from kdskills.errors import Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import INTERNAL_NAMESPACE, RuleMatcher, compile_rules, parse_ref, quoted
+from kdskills.skills.tool_names import tool_id
 
 By = Literal["model", "user", "code"]
 Via = Literal["full_id", "bare_id", "name", "short_id", "import"]
@@ -219,7 +220,7 @@ def _tools_missing(rules: Rules, skill: Skill) -> Refused | None:
     """Step 6: a required tool is absent."""
     if rules.tools is None or not skill.tools:
         return None
-    missing = sorted({tool.id for tool in skill.tools if tool.required and tool.id not in rules.tools})
+    missing = sorted({tool.id for tool in skill.tools if tool.required and tool_id(tool.id) not in rules.tools})
     if not missing:
         return None
     names = ", ".join(missing)

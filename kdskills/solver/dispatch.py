@@ -23,6 +23,7 @@ from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest
 from kdskills.session.codes import pathless
 from kdskills.session.config import Budget
 from kdskills.session.tools import INPUTS, dotted, parse, schema
+from kdskills.solver.allowed import check_restrictions
 from kdskills.solver.events import CallRecord, SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
 from kdskills.solver.spans import Span, tool_span
@@ -390,6 +391,7 @@ class TurnDispatcher:
         with tool_span(ready.tool_id, ready.call.id) as span:
             try:
                 self._ask(ready)
+                await check_restrictions(self._turn, ready.tool_id, ready.raw)
                 if ready.tool is None:
                     answer = await within(self._skill_tool(ready, span), SLOW_TOOLS_S, ENGINE_GRACE_S)
                 else:

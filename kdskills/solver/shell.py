@@ -23,6 +23,7 @@ from kdskills.session.scripts import ENVIRONMENT, MISSING_PROGRAM, skill_on_host
 from kdskills.session.workspace import Collected, clean_path
 from kdskills.skills.roots import far_content
 from kdskills.skills.safe_open import walk_tree
+from kdskills.solver.allowed import approving_skill
 from kdskills.solver.dispatch import cut_middle
 from kdskills.solver.events import SkillRefused, ToolOutput
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
@@ -76,7 +77,7 @@ async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     _check_command(arguments.command)
     async with AsyncExitStack() as stack:
         request = await shell_request(turn, arguments, stack)
-        await approve_run(turn, executor, request.argv or ())
+        await approve_run(turn, executor, request.argv or (), await approving_skill(turn, arguments.command))
         result = await run_program(turn, executor, request)
     return shell_answer(call, request, result)
 

@@ -414,14 +414,21 @@ def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
     return narrowed
 
 
-async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...]) -> None:
-    """Ask whether *argv* may run. Raises `approval_unavailable` (nobody to ask) or `approval_denied`."""
+async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], approving: str | None = None) -> None:
+    """Ask whether *argv* may run, unless the skill *approving* allows it and no skill of a remote origin is loaded.
+
+    Raises `approval_unavailable` (nobody to ask) or `approval_denied`.
+    """
     approve = turn.parts.approve
+    # A skill of a remote origin is loaded, directly or as an import: then every run needs approval.
+    receipts = [skill.receipt for skill in await turn.session.active()]
+    foreign = any(r.origin or any(name.startswith("mcp-") for name in r.imports) for r in receipts)
     if approve is None:
-        # A skill of a remote origin is loaded, directly or as an import: then every run needs approval.
-        receipts = [skill.receipt for skill in await turn.session.active()]
-        if any(r.origin or any(name.startswith("mcp-") for name in r.imports) for r in receipts):
+        if foreign:
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
+        return
+    if approving is not None and not foreign:
+        turn.bus.emit(ApprovalDecided, skill=approving, path=None, allowed=True, reason="allowed-tools")
         return
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
     request = ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name)

@@ -180,6 +180,7 @@ class SkillView:
     def explain(self, ref: str, *, by: By = "model") -> Explanation:
         """Return every step of the gate about *ref*, with rule, source and result."""
         from kdskills.skills.explain import Explanation, explain_steps, needs_scripts
+        from kdskills.skills.tool_names import mode_note
 
         outcome = self.gate(ref, by=by)
         full_id, via = self._target(ref, self.short_ids, True)
@@ -198,6 +199,9 @@ class SkillView:
             notes.append(
                 f"{full_id} needs {' and '.join(needed)}: where no engine runs scripts, as with executor=None, it is left out"
             )
+        if skill is not None and skill.allowed_tool_names:
+            mode = self.state.descriptor.allowed_tools_mode(skill.namespace)
+            notes.append(mode_note(skill.full_id, skill.allowed_tool_names, mode))
         return Explanation(ref, self.consumer, full_id, via if full_id else None, outcome, steps, tuple(notes))
 
     def catalog(
