@@ -10,7 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from kdskills.testing.conformance.packages import small_environment
+
 UID = 10002
+
+
+@pytest.fixture(scope="session")
+def packages():
+    """Return the mount of a small environment, for suites that run with one in place."""
+    with small_environment() as mount:
+        yield mount
 
 
 @pytest.fixture

@@ -54,9 +54,9 @@ def bare(tmp_path):
     )
 
 
-async def check(executor, case):
-    """Run a case and assert that nothing is wrong."""
-    verdict = await run_case(executor, case)
+async def check(executor, case, environment=None):
+    """Run a case, with *environment* in place, and assert that nothing is wrong."""
+    verdict = await run_case(executor, case, environment)
     if verdict is None:
         pytest.skip(f"{executor.name} does not enforce {sorted(case.needs)} here")
     assert verdict.problems == (), f"{case.must}: {verdict.problems}"
@@ -70,13 +70,22 @@ async def test_bubblewrap(bubblewrap, case):
 
 
 @pytest.mark.needs("bubblewrap")
+@abuse(IsolationLevel.NAMESPACE)
+async def test_with_packages_in_place(bubblewrap, case, packages):
+    """An environment opens nothing: what must be true of the program is true with one in place. The suites of the other engines
+    that follow, and that of E2B, have one in place throughout.
+    """
+    await check(bubblewrap, case, packages)
+
+
+@pytest.mark.needs("bubblewrap")
 @pytest.mark.parametrize("case", [case for case in CASES if case.area in POOLED], ids=lambda case: case.name)
-async def test_prepared_sandboxes(pooled, case):
+async def test_prepared_sandboxes(pooled, case, packages):
     """Where it could matter that a sandbox was made ahead of time, it does not."""
-    await pooled.run(ExecRequest(code="pass", limits=case.limits))
+    await pooled.run(ExecRequest(code="pass", limits=case.limits, environment=packages))
     while pooled.lacking():  # noqa: ASYNC110 - another thread fills the pool
         await asyncio.sleep(0.01)
-    await check(pooled, case)
+    await check(pooled, case, packages)
 
 
 @pytest.mark.needs("bubblewrap")
@@ -97,15 +106,15 @@ def test_an_ordinary_user(ordinary_user, repo):
 
 @pytest.mark.needs("docker")
 @abuse(IsolationLevel.CONTAINER)
-async def test_docker(docker, case):
+async def test_docker(docker, case, packages):
     """What must be true of the program is true of docker."""
-    await check(docker, case)
+    await check(docker, case, packages)
 
 
 @abuse(IsolationLevel.NONE)
-async def test_bare(bare, case, tmp_path):
+async def test_bare(bare, case, packages, tmp_path):
     """What does not need a wall is true of the bare engine, and its folders are gone."""
-    await check(bare, case)
+    await check(bare, case, packages)
     assert list((tmp_path / "state" / "local-runs").iterdir()) == []
     deadline = time.monotonic() + 30
     while left := _bearing(str(tmp_path)):  # the kernel takes a moment to clear away what was killed

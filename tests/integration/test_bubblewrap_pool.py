@@ -18,7 +18,7 @@ from kdskills.execution import ExecRequest, ExecutionOptions, InputFile, Isolati
 from kdskills.execution import bwrap as pool_module
 from kdskills.execution.owner import find_parent
 from kdskills.skills.safe_open import tree_digest
-from kdskills.testing.conformance.packages import small_environment
+from kdskills.testing.conformance.packages import PLANTED, small_environment
 from kdskills.testing.executors import conformance
 
 pytestmark = [pytest.mark.needs("bubblewrap"), pytest.mark.xdist_group("pool")]
@@ -156,7 +156,7 @@ async def test_workers_are_keyed_by_skills_and_sizes(fresh, tmp_path):
 async def test_workers_are_keyed_by_environment(fresh):
     """A run gets a waiting sandbox with its own packages or one made for it; the waiting process has imported none of them."""
     see = "import os, sys\nprint(sorted(os.listdir('/env')), 'sitecustomize' in sys.modules)\ntry:\n    import packed\n    print(packed.NAME)\nexcept ImportError:\n    pass"
-    with small_environment(hostile=True) as first, small_environment(name="second") as second:
+    with small_environment(shadows=PLANTED) as first, small_environment(name="second") as second:
         requests = [ExecRequest(code=see, environment=mount) for mount in (first, None, second)]
         expected = [f"['{first.digest}'] False\npacked\n", "[] False\n", f"['{second.digest}'] False\npacked\n"]
         for request, text in zip(requests * 2, expected * 2, strict=True):

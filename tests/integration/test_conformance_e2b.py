@@ -28,9 +28,9 @@ async def test_e2b_keeps_its_promise(executor, promise):
 
 
 @abuse(IsolationLevel.VM)
-async def test_hostile_program(executor, case):
-    """What must be true of the program is true of a sandbox of E2B; its own walls see to it."""
-    verdict = await run_case(executor, case)
+async def test_hostile_program(executor, case, packages):
+    """What must be true of the program is true of a sandbox of E2B, with packages in place; its own walls see to it."""
+    verdict = await run_case(executor, case, packages)
     if verdict is None:
         pytest.skip(f"e2b does not enforce {sorted(case.needs)} here")
     assert verdict.problems == (), f"{case.must}: {verdict.problems}"

@@ -11,6 +11,7 @@ import pytest
 from kdskills import SkillsSubsystem, load_bundle
 from kdskills.execution import ExecRequest, SkillMount
 from kdskills.execution.protocol import ExecutionOptions
+from kdskills.testing.conformance.packages import small_environment
 
 PROGRAM = Path(__file__).with_name("parity_program.py")
 ODD_REFS = [
@@ -27,6 +28,8 @@ ODD_REFS = [
     "skills.press.brief",
     "Größe",
 ]
+#: Modules that restored skills are made of, which an environment may bring, too.
+SHADOWS = ("kdskills", "kdskills_runtime", "pydantic", "yaml", "typing", "json")
 CONSUMERS = ["solver.react.decision", "answer.generator.strong", "desk.editor", "nobody.listed", None]
 
 
@@ -98,6 +101,18 @@ def request_for(subsystem, view, refs, **changes) -> ExecRequest:
         "profile": "unsafe-local",
     }
     return ExecRequest(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+async def test_packages_change_no_answer(engine, subsystem, consumer):
+    """With an environment in place that brings modules of the same names, skills answer as on the host."""
+    refs = [*sorted(subsystem.snapshot.skills), *ODD_REFS]
+    with subsystem.activate(consumer, tools=["exec.python"]) as view:
+        expected = in_process(refs)
+        with small_environment(shadows=SHADOWS) as mount:
+            result = await engine.run(request_for(subsystem, view, refs, environment=mount))
+    assert (result.status, result.error, result.stderr.text) == ("ok", None, "")
+    assert result.value == expected
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)

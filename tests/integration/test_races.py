@@ -154,10 +154,11 @@ def test_a_staged_skill_is_the_one_that_was_checked(place, tmp_path):
         pytest.param(DockerExecutor, 1, marks=pytest.mark.needs("docker"), id="docker"),
     ],
 )
-async def test_a_program_that_swaps_until_it_is_killed(make, fewest):
-    """Whole runs whose outputs change until the last moment: the host's files never come back."""
+async def test_a_program_that_swaps_until_it_is_killed(make, fewest, packages):
+    """Whole runs whose outputs change until the last moment, with packages in place: the host's files never come back."""
     engine = make(ExecutionOptions())
-    request = ExecRequest(code=SWAPPER.read_text(), outputs=("**",), limits=Limits(wall_s=110))
+    limits = Limits(wall_s=110)
+    request = ExecRequest(code=SWAPPER.read_text(), outputs=("**",), limits=limits, environment=packages)
     begun = time.monotonic()
     runs = 0
     while (passed := time.monotonic() - begun) < SECONDS or (runs < fewest and passed < LONG):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kdskills.execution import ExecRequest, ExecResult, Executor, InputFile, IsolationLevel
+from kdskills.execution import EnvironmentMount, ExecRequest, ExecResult, Executor, InputFile, IsolationLevel
 from kdskills.testing.abuse.cases import CASES, Case
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _HERE = Path(__file__).parent
 MAX_WORDS = 256 * 1024
 _HELPERS = ("attempt.py", "fill.py")
+_PACKED = ["PYTHONPATH", "NODE_PATH"]
 _FACTS = ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/kernel/modprobe", "/etc/passwd")
 
 
@@ -42,16 +43,17 @@ def abuse(level: IsolationLevel) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
-async def run_case(executor: Executor, case: Case) -> Verdict | None:
-    """Run *case*; None when the engine does not enforce the limits that give it meaning."""
+async def run_case(executor: Executor, case: Case, environment: EnvironmentMount | None = None) -> Verdict | None:
+    """Run *case*, with *environment* in place; None when the engine does not enforce the limits that give it meaning."""
     if not case.needs <= (await executor.probe()).limits:
         return None
     before = _host_facts()
     with _bait() as bait:
         request = ExecRequest(
             code=(_HERE / "programs" / f"{case.name}.py").read_text(encoding="utf-8"),
-            globals={**bait, "GIVEN": dict(case.env)},
+            globals={**bait, "GIVEN": dict(case.env), "PACKED": [] if environment is None else _PACKED},
             env=case.env,
+            environment=environment,
             inputs=tuple(InputFile(name, (_HERE / name).read_bytes()) for name in _HELPERS),
             outputs=case.outputs,
             limits=case.limits,

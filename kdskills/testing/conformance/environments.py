@@ -9,7 +9,7 @@ from pathlib import Path
 from kdskills.execution import EnvironmentMount, Executor, IsolationLevel, Limits
 from kdskills.testing.conformance.common import Promise, program, run, same, sh
 from kdskills.testing.conformance.files import refused
-from kdskills.testing.conformance.packages import BIG, small_environment
+from kdskills.testing.conformance.packages import BIG, PLANTED, small_environment
 
 SEE = 'echo "$PYTHONPATH|$NODE_PATH|$PATH"'
 
@@ -63,7 +63,7 @@ async def planted_modules_do_not_run(executor: Executor) -> None:
     """Modules of an environment by the names of the interpreter's own, or of ours, are not imported by what starts and reports
     generated code, nor by programs that are no Python.
     """
-    with small_environment(hostile=True) as mount:
+    with small_environment(shadows=PLANTED) as mount:
         code = await run(executor, code=program("planted.py"), environment=mount)
         same(
             ("nonzero", 1, "ZeroDivisionError"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -36,20 +36,19 @@ _FILES: Final = {
 
 @contextmanager
 def small_environment(
-    *, name: str = "", hostile: bool = False, big: bool = False, lean: bool = False
+    *, name: str = "", shadows: Sequence[str] = (), big: bool = False, lean: bool = False
 ) -> Iterator[EnvironmentMount]:
-    """Make an environment of a module, two programs and a Node module, and give its mount; *name* tells it from others. A
-    *hostile* one brings modules that write `PLANTED` when they are imported, by the names of those others expect. In a *big*
-    one lies a file of `BIG` bytes, a *lean* one has nothing but the module.
+    """Make an environment of a module, two programs and a Node module, and give its mount; *name* tells it from others.
+
+    *shadows* are names of further modules, which write `PLANTED` when they are imported. In a *big* one lies a file of `BIG`
+    bytes, a *lean* one has nothing but modules.
     """
-    digest = hashlib.sha256(repr((name, hostile, big, lean)).encode()).hexdigest()[
-        :32
-    ]  # another content, another digest
+    content = repr((name, shadows, big, lean)).encode()
+    digest = hashlib.sha256(content).hexdigest()[:32]  # another content, another digest
     with tempfile.TemporaryDirectory(prefix="kdskills-conformance-") as top:
         Path(top).chmod(0o711)  # programs of a uid of their own pass it, as the folder of built environments
         root = Path(top).resolve() / digest
-        planted = program("plant.py")
-        files = _FILES | ({f"python/{name}.py": planted for name in PLANTED} if hostile else {})
+        files = _FILES | {f"python/{module}.py": program("plant.py") for module in shadows}
         for path, text in files.items():
             if lean and not path.startswith("python/"):
                 continue

@@ -4,7 +4,7 @@ import os
 from attempt import done, escape
 
 known = {"PATH", "HOME", "LANG", "TMPDIR", "PWD", "SHLVL", "_", "HOSTNAME", "LC_CTYPE", "OLDPWD"}
-names = set(os.environ) - known - set(GIVEN)
+names = set(os.environ) - known - set(GIVEN) - set(PACKED)
 if names:
     escape(f"variables {sorted(names)}")
 for name in os.listdir("/proc"):
