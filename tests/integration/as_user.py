@@ -7,6 +7,7 @@ import sys
 from kdskills.builtin.executors.bubblewrap import BubblewrapExecutor
 from kdskills.execution import ExecRequest, InputFile, Limits
 from kdskills.execution.protocol import ExecutionOptions
+from kdskills.testing.conformance.environments import PROMISES
 
 BOMB = "import os,time\nn=0\ntry:\n while n < 500:\n  if os.fork()==0: time.sleep(30)\n  n+=1\nexcept OSError as e: print(n)"
 
@@ -22,6 +23,12 @@ async def main() -> None:
     memory = await engine.run(ExecRequest(argv=("python3", "-c", "bytearray(900 << 20)")))
     bomb = await engine.run(ExecRequest(argv=("python3", "-c", BOMB), limits=Limits(pids=10)))
     hang = await engine.run(ExecRequest(argv=("sh", "-c", "trap '' TERM; sleep 60"), limits=Limits(wall_s=0.5)))
+    packages = []
+    for promise in PROMISES:
+        try:
+            await promise.check(engine)
+        except AssertionError as error:
+            packages.append(f"{promise.name}: {error}")
     seen = {
         "probe": report.ok,
         "cure": report.cure,
@@ -32,6 +39,7 @@ async def main() -> None:
         "memory": [memory.status, "MemoryError" in memory.stderr.text],
         "bomb": bomb.stdout.text,
         "hang": hang.status,
+        "packages": packages,
     }
     json.dump(seen, sys.stdout)
 

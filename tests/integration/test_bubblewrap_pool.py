@@ -155,7 +155,7 @@ async def test_workers_are_keyed_by_skills_and_sizes(fresh, tmp_path):
 
 async def test_workers_are_keyed_by_environment(fresh):
     """A run gets a waiting sandbox with its own packages or one made for it; the waiting process has imported none of them."""
-    see = "import os, sys\nprint(sorted(os.listdir('/env')), 'sitecustomize' in sys.modules)\ntry:\n    import packed\n    print(packed.NAME)\nexcept ImportError:\n    pass"
+    see = "import os, sys\nprint(sorted(os.listdir('/env')), '/env/' in str(sys.modules.values()))\ntry:\n    import packed\n    print(packed.NAME)\nexcept ImportError:\n    pass"
     with small_environment(shadows=PLANTED) as first, small_environment(name="second") as second:
         requests = [ExecRequest(code=see, environment=mount) for mount in (first, None, second)]
         expected = [f"['{first.digest}'] False\npacked\n", "[] False\n", f"['{second.digest}'] False\npacked\n"]

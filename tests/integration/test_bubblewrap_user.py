@@ -25,7 +25,7 @@ def seen(ordinary_user):
 
 
 def test_an_ordinary_user_gets_the_same_wall(seen):
-    """Probe, files, code, bounds and endings work without root; memory is bounded per process and not claimed."""
+    """Probe, files, code, bounds, endings and packages work without root; memory is bounded per process and not claimed."""
     limits = seen.pop("limits")
     assert "memory" not in limits
     assert {"pids", "wall", "work", "network"} <= set(limits)
@@ -38,4 +38,5 @@ def test_an_ordinary_user_gets_the_same_wall(seen):
         "memory": ["nonzero", True],
         "bomb": "9\n",
         "hang": "timeout",
+        "packages": [],
     }

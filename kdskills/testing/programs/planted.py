@@ -1,8 +1,8 @@
-"""Say which modules were there when the program began, then fail so that a traceback is made of it."""
+"""Say where the modules are from that were there when the program began, then fail so that a traceback is made of it."""
 
 import sys
 
-at_start = [*sys.modules]
+at_start = [getattr(module, "__file__", None) or "" for module in sys.modules.values()]
 
 import kdskills_runtime
 
