@@ -27,6 +27,7 @@ from pathlib import Path
 
 from kdskills.errors import ExecFailed
 from kdskills.execution.dirs import cache_dir, locked, new_tree, private_dir, prune, write_note
+from kdskills.execution.egress import TRUST_FILE
 from kdskills.execution.payload import host_entry
 
 _SKIPPED = {
@@ -265,6 +266,8 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     python = Path(base_python())
     info, tools = python.stat(), image_recipe_dir() / "tools.txt"
     facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
+    trusted = trusted_certificates()
+    facts += [] if trusted is None else [_file_digest(trusted)]
     base_key, ours = _digest([BUILDER, facts, versions, tools.read_text(encoding="utf-8")]), ground_floor_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
@@ -307,6 +310,14 @@ def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = (
     return final, note.read_text(encoding="ascii")
 
 
+def trusted_certificates() -> Path | None:
+    """Return this host's file of certificate authorities; None when it has none."""
+    import ssl  # not worth its time at every start
+
+    paths = ssl.get_default_verify_paths()
+    return next((Path(path) for path in (paths.cafile, f"/{TRUST_FILE}") if path and Path(path).is_file()), None)
+
+
 def ground_floor_files() -> list[tuple[Path, Path]]:
     """Return (path below a folder of packages, host file) of everything of kdskills that runs behind a wall, sorted."""
     package, runtime = _PACKAGE, host_entry().parent
@@ -332,6 +343,9 @@ def _build_base(work: Path, distributions: list[str]) -> None:
         path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    if (trusted := trusted_certificates()) is not None:
+        (work / TRUST_FILE).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(trusted, work / TRUST_FILE)
     settle_modes(work)
 
 

@@ -11,13 +11,14 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, cast
 
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Executor, Limits, Owner, ScriptCall, SkillMount
 from kdskills.execution.check import env_problem
+from kdskills.execution.egress import granted
 from kdskills.execution.run import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
 from kdskills.session.codes import invalid, path_denied, pathless, refuse
@@ -278,6 +279,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
         outputs=() if workspace is None else ("**",),
         workdir=prepared.workdir,
         limits=Limits(wall_s=prepared.run.timeout_s, stdout=output_bytes, stderr=output_bytes),
+        network=granted(core.config.network, (skill.full_id,)),
         profile=core.config.profile,
         owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )
@@ -291,6 +293,8 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     if workspace is not None:
         collected = await asyncio.to_thread(workspace.collect, result.artifacts)
     answer = _answer(prepared, result, collected)
+    for row in result.connections:
+        core.emit(call, "script.connection", skill=public_id(skill), path=prepared.clean, **asdict(row))
     core.emit(
         call, "script.finished", skill=public_id(skill), path=prepared.clean, status=answer.status,
         exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,

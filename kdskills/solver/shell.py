@@ -38,6 +38,7 @@ from kdskills.solver.turn_tools import (
     file_facts,
     run_program,
     tell_files,
+    turn_network,
     turn_path,
 )
 
@@ -119,6 +120,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         outputs=("**",),
         workdir=_workdir(turn, arguments.workdir, mounts),
         limits=Limits(wall_s=arguments.timeout_s, stdout=OUTPUT_BYTES, stderr=OUTPUT_BYTES),
+        network=await turn_network(turn),
         profile=turn.parts.profile,
         owner=Owner(agent=turn.consumer, conversation=turn.session_id),
     )
@@ -253,7 +255,7 @@ SHELL = SolverTool(
     "exec.shell",
     "Run a bash command in isolation: what skills call Bash. It starts in /work, the folder of this turn, whose files "
     "last from call to call; loaded skills are at /skills/<id>, read-only, and $SKILL_DIR is the one loaded last. "
-    "There is no network, and processes end with the command.",
+    "There is no network unless a loaded skill was granted some, and processes end with the command.",
     ShellInput,
     _exec_shell,
     barrier=lambda _arguments: True,

@@ -200,6 +200,7 @@ class SolverSystem:
             store=self._store,
             approve=self.approve,
             script_env=self.settings.script_env,
+            network=self.settings.network,
             script_approval="allow" if self.approve is None else "ask",
             deny=self.wiring.deny,
             listing=self.settings.catalog,

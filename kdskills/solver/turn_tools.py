@@ -9,7 +9,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kdskills.bundle.descriptor import CODEGEN
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
+from kdskills.execution.egress import granted
 from kdskills.session.approval import ApprovalRequest
 from kdskills.session.codes import pathless, refuse
 from kdskills.session.workspace import clean_path
@@ -24,6 +25,7 @@ from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
     FileWritten,
+    ScriptConnected,
     ScriptFinished,
     ScriptStarted,
     ToolOutput,
@@ -287,7 +289,7 @@ _CLOSES = re.compile(r"```[ \t]*")
 
 _TASK = """\
 Write one Python 3 program for this task. Answer with the program alone, in one fenced code block.
-It runs in an isolated folder holding the files of this turn; write results there. There is no network.
+It runs in an isolated folder holding the files of this turn; write results there. There is {hosts}.
 
 Task: {task}"""
 
@@ -313,15 +315,19 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     executor = turn.parts.executor
     if executor is None:
         raise refuse("run_disabled", "generated code is switched off here")
+    network = await turn_network(turn)
     code = arguments.code
     if not code.strip():
         by: By = "model" if arguments.skills else "code"
-        prompt = _TASK.format(task=arguments.task)
+        hosts = (
+            "no network" if network == "none" else f"no network but {', '.join(network)}, by the proxy in its variables"
+        )
+        prompt = _TASK.format(task=arguments.task, hosts=hosts)
         generated = await turn.generate(CODEGEN, prompt, skills=arguments.skills or None, by=by)
         code = extract_code(generated.text)
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
-    request = build_request(turn, code, arguments.timeout_s)
+    request = replace(build_request(turn, code, arguments.timeout_s), network=network)
     await approve_run(turn, executor, ("python3", "<code>"))
     result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
@@ -349,6 +355,11 @@ def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
     if dropped_files:
         facts["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
     return facts
+
+
+async def turn_network(turn: Turn) -> Literal["none"] | tuple[str, ...]:
+    """Return what the skills that are loaded are granted; naming a skill gives nothing."""
+    return granted(turn.parts.settings.network, [skill.full_id for skill in await turn.session.active()])
 
 
 def extract_code(text: str) -> str:
@@ -461,6 +472,8 @@ def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
 
 def judged(turn: Turn, result: ExecResult) -> ExecResult:
     """Tell that a program ended, and return its result. Raises `executor_failed`: the program never ran."""
+    for row in result.connections:
+        turn.bus.emit(ScriptConnected, skill=None, path=None, **asdict(row))
     turn.bus.emit(
         ScriptFinished,
         skill=None,
