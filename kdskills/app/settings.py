@@ -135,6 +135,18 @@ class Settings(BaseSettings):
     image_packages: tuple[str, ...] = Field(
         default=(), description="Further installed packages to copy into the sandbox image."
     )
+    environments: Literal["off", "locked", "ask", "auto"] = Field(
+        default="ask",
+        description="Packages of skills: `off` brings none; with `locked`, what `kdskills.lock` has and `kdskills env build` built "
+        "is used; `ask` is as `locked` where no person at a terminal can be asked; `auto` locks and builds what is missing.",
+    )
+    environment_index: dict[str, str] = Field(
+        default_factory=dict,
+        description="Indexes of packages by name, the first to be asked first; empty means those that uv and pip of this machine use.",
+    )
+    environment_cache_mb: int = Field(
+        default=20_000, ge=0, description="MiB that built environments may have together; 0 for any number."
+    )
     pool: int = Field(
         default=0,
         ge=0,

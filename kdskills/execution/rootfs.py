@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -243,6 +244,18 @@ def image_recipe_dir() -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / "runtime" / "images"
 
 
+def image_versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the distributions that the tree has, and *packages*, with their versions. Raises ExecFailed."""
+    versions = {}
+    for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if needed:
+                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
+    return versions
+
+
 def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
     """Return the prepared tree for this interpreter and these sources, building it when it is not there yet.
 
@@ -256,13 +269,7 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     """
     passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
     top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
-    versions = {}
-    for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if needed:
-                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
+    versions = image_versions(packages)
     python = Path(base_python())
     info, tools = python.stat(), image_recipe_dir() / "tools.txt"
     facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
