@@ -451,15 +451,15 @@ async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], app
 
 async def run_program(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
     """Run *request* and tell of it. Raises `executor_unavailable` or `executor_failed` where the program is not to blame."""
-    with program_events(turn, executor):
+    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+    with engine_failures():
         result = await executor.run(request)
     return judged(turn, result)
 
 
 @contextmanager
-def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
-    """Tell that a program starts; what an engine refuses or breaks at is refused in words for the model."""
-    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+def engine_failures() -> Iterator[None]:
+    """Refuse in words for the model what an engine refuses or breaks at."""
     try:
         yield
     except ExecRefused as error:
