@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
@@ -15,6 +15,8 @@ from kdskills.projects.views import Build, ProjectViews
 
 if TYPE_CHECKING:
     from kdskills.app.tokens import Tokens
+    from kdskills.environments.scripts import ScriptPackages
+    from kdskills.environments.store import EnvironmentStore
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
     from kdskills.projects.service import Projects
@@ -44,6 +46,23 @@ class HostWiring:
         self.subsystem = subsystem
         self.deny, self.source_key = answers.deny, answers.source_key
         self.turn_started, self.turn_finished = answers.turn_started, answers.turn_finished
+
+    def packages(self, subsystem: SkillsSubsystem) -> ScriptPackages | None:
+        """Return which built packages the scripts of *subsystem* get, by the lock of its bundle; None where the setting is `off`."""
+        if self._settings.environments == "off":
+            return None
+        from kdskills.environments.model import LOCK_NAME
+        from kdskills.environments.scripts import ScriptPackages
+        from kdskills.execution.rootfs import image_distributions
+
+        root = subsystem.bundle_root
+        image = partial(image_distributions, self._settings.image_packages)
+        return ScriptPackages(None if root is None else root / LOCK_NAME, self._store, image)
+
+    def _store(self) -> EnvironmentStore:
+        from kdskills.environments.store import EnvironmentStore
+
+        return EnvironmentStore(self._settings.execution_options().cache_dir)
 
     def model(self, name: str) -> ModelProvider:
         """Return the provider a model string names. Raises UnknownName, PluginFailed."""

@@ -114,8 +114,7 @@ def supported_tags() -> list[Tag]:
 
 def platform_name() -> str:
     """Return what wheels are chosen for, such as `cp311-manylinux_2_36_x86_64`."""
-    tags = supported_tags()
-    tag = next((tag for tag in tags if tag.platform.startswith(("many", "musl"))), tags[0])
+    tag = next(iter(sys_tags()))
     return f"{tag.interpreter}-{tag.platform}"
 
 

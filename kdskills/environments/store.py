@@ -97,7 +97,7 @@ class EnvironmentStore:
         """Return what is built for *environment*. Raises EnvironmentFailed, `environment_missing`, when nothing is."""
         mount = self.built(environment)
         if mount is None:
-            message = f"the environment of {environment.key} is not built here"
+            message = f"the packages of {environment.key} are locked and not built here: `kdskills env build`"
             raise EnvironmentFailed(message, code="environment_missing", key=environment.key)
         return mount
 
@@ -140,6 +140,16 @@ class EnvironmentStore:
                 tell("built", final.name, _tree(final).size)
         os.utime(final)
         return EnvironmentMount(final.name, final)
+
+    def assembled(self, environment: LockedEnvironment) -> EnvironmentMount:
+        """Return *environment*, put together now from wheels that are unpacked here. Raises as `build`, and `environment_missing`."""
+        for package in environment.packages:
+            if not (self._wheels / package.sha256).is_dir():
+                message = (
+                    f"{package.name} {package.version} of {environment.key} is not built here: `kdskills env build`"
+                )
+                raise EnvironmentFailed(message, code="environment_missing", key=environment.key)
+        return self.build(environment, ())
 
     def size_of(self, environment: LockedEnvironment) -> int:
         """Return the bytes of what is built for *environment*; 0 when nothing is."""

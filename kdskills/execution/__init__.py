@@ -17,7 +17,6 @@ from kdskills.execution.protocol import (
 from kdskills.execution.request import (
     Artifact,
     ArtifactError,
-    EgressBounds,
     EnvironmentMount,
     ExecError,
     ExecRequest,
@@ -26,7 +25,6 @@ from kdskills.execution.request import (
     IsolationLevel,
     Limits,
     LogFiles,
-    NetworkConnection,
     Owner,
     ScriptCall,
     SkillMount,
@@ -37,7 +35,6 @@ from kdskills.execution.request import (
 __all__ = [
     "Artifact",
     "ArtifactError",
-    "EgressBounds",
     "EnvironmentMount",
     "ExecError",
     "ExecRequest",
@@ -50,7 +47,6 @@ __all__ = [
     "IsolationLevel",
     "Limits",
     "LogFiles",
-    "NetworkConnection",
     "Owner",
     "ProbeCheck",
     "ProbeReport",

@@ -42,6 +42,14 @@ CODES: Final[Mapping[str, ToolErrorCode]] = MappingProxyType(
         "run_disabled": ToolErrorCode("operator", "scripts are switched off in this runtime"),
         "interpreter_missing": ToolErrorCode("operator", "the interpreter is not installed in the executor"),
         "store_unavailable": ToolErrorCode("operator", "the session store does not answer"),
+        "environment_missing": ToolErrorCode(
+            "operator", "packages that the script needs are not locked or not built here"
+        ),
+        "environment_lock_stale": ToolErrorCode(
+            "operator", "the packages that are locked are not those the script asks for"
+        ),
+        "environment_conflict": ToolErrorCode("operator", "loaded skills need different versions of one package"),
+        "environment_unusable": ToolErrorCode("operator", "the lock or the built packages cannot be used here"),
         "executor_unavailable": ToolErrorCode("operator", "no executor accepts the run; no defect of the script"),
         "executor_failed": ToolErrorCode("operator", "the executor broke; no defect of the script"),
         "approval_denied": ToolErrorCode("user", "a person or the configuration said no"),

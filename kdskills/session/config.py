@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from pydantic import SecretStr
 
 from kdskills.errors import BadRequest, NameTaken
 from kdskills.execution import Executor
-from kdskills.execution.egress import Grants
 from kdskills.session.approval import Approver, Deny
 from kdskills.session.receipts import Sink
 from kdskills.session.source import Locations
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 from kdskills.skills.selection import CatalogMode
+
+if TYPE_CHECKING:
+    from kdskills.environments.scripts import ScriptPackages
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -144,9 +146,9 @@ class RuntimeConfig:
     events: Sink | None
     clock: Clock
     listing: CatalogMode = "auto"
+    packages: ScriptPackages | None = None
     budget: Budget = field(default_factory=Budget.of)
     count: TokenCounter = estimate_tokens
-    network: Grants = field(default_factory=dict)
 
     def check(self) -> RuntimeConfig:
         """Return self when it can work; raises BadRequest `config_invalid` with the reason."""

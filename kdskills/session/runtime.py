@@ -48,8 +48,8 @@ from kdskills.session.tools import Catalogs, instructions
 from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 
 if TYPE_CHECKING:
+    from kdskills.environments.scripts import ScriptPackages
     from kdskills.execution import Executor
-    from kdskills.execution.egress import Grants
     from kdskills.models import ToolSpec
     from kdskills.session.approval import Approver, Deny
     from kdskills.session.config import Budget
@@ -130,11 +130,11 @@ class SkillRuntime:
         approve: Asks a person whether a run is approved.
         script_approval: When scripts are asked about: `allow`, `ask` or `deny`.
         script_env: Secrets for the scripts of a skill.
-        network: Hosts that scripts may reach, by namespace or full id of their skill, such as `{"public.pdf": ["pypi.org"]}`.
         deny: Asks the policy plugins before a load, read or run.
         events: Called with every `SessionEvent`.
         window: Tokens of the model's window, for budgets; None: unknown.
         listing: What catalogs list, for consumers whose rules do not say: `auto`, `all`, `names` or `search-only`.
+        packages: Says which built packages a script gets; None: the sandbox's own alone.
 
     Raises BadRequest, `config_invalid`.
     """
@@ -160,12 +160,12 @@ class SkillRuntime:
         approve: Approver | None = None,
         script_approval: ScriptApproval = "allow",
         script_env: ScriptEnv | None = None,
-        network: Grants | None = None,
         deny: Deny | None = None,
         events: Sink | None = None,
         clock: Clock | None = None,
         window: int | None = None,
         listing: CatalogMode = "auto",
+        packages: ScriptPackages | None = None,
         count: TokenCounter = estimate_tokens,
     ) -> None:
         config = RuntimeConfig(
@@ -187,9 +187,9 @@ class SkillRuntime:
             events=events,
             clock=clock or utc_now,
             listing=listing,
+            packages=packages,
             budget=Budget.of(window),
             count=count,
-            network=network or {},
         ).check()
         self.config = config
         self.store: SessionStore = store if store is not None else MemoryStore()

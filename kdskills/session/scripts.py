@@ -9,19 +9,28 @@ import asyncio
 import json
 import re
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
+from kdskills.environments.codes import EnvironmentFailed
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
-from kdskills.execution import ExecRequest, ExecResult, Executor, Limits, Owner, ScriptCall, SkillMount
+from kdskills.execution import (
+    EnvironmentMount,
+    ExecRequest,
+    ExecResult,
+    Executor,
+    Limits,
+    Owner,
+    ScriptCall,
+    SkillMount,
+)
 from kdskills.execution.check import env_problem
-from kdskills.execution.egress import granted
 from kdskills.execution.run import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
-from kdskills.session.codes import invalid, path_denied, pathless, refuse
+from kdskills.session.codes import CODES, invalid, path_denied, pathless, refuse
 from kdskills.session.config import MAX_ARG, MAX_ENV_NAME, MAX_ENV_TOTAL, MAX_ENV_VALUE
 from kdskills.session.core import Call, Core
 from kdskills.session.loading import public_id
@@ -31,6 +40,9 @@ from kdskills.session.workspace import Collected, clean_path, script_path, suffi
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import far_content
 from kdskills.skills.safe_open import walk_tree
+
+if TYPE_CHECKING:
+    from kdskills.environments.scripts import ScriptPackages
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS: Final = frozenset({"PATH", "HOME", "PYTHONPATH", "PYTHONHOME"})
@@ -270,16 +282,19 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     own = ENVIRONMENT | {"KDSKILLS_SKILL_DIR": f"/skills/{skill.full_id}"}
     turn = {} if workspace is None else {"KDSKILLS_TURN_DIR": "/work"}
     output_bytes = core.config.limits.max_output_bytes
+    environment = await packages_of(
+        core.config.packages, lambda packages: packages.of_script(skill, prepared.clean, folder)
+    )
     request = ExecRequest(
         script=ScriptCall(skill.full_id, prepared.clean, prepared.run.args),
         interpreter=prepared.command,
         env={**own, **turn, **operator, **prepared.run.env},
         skills=(SkillMount(skill.full_id, folder, tree),),
+        environment=environment,
         inputs=inputs,
         outputs=() if workspace is None else ("**",),
         workdir=prepared.workdir,
         limits=Limits(wall_s=prepared.run.timeout_s, stdout=output_bytes, stderr=output_bytes),
-        network=granted(core.config.network, (skill.full_id,)),
         profile=core.config.profile,
         owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )
@@ -293,14 +308,25 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     if workspace is not None:
         collected = await asyncio.to_thread(workspace.collect, result.artifacts)
     answer = _answer(prepared, result, collected)
-    for row in result.connections:
-        core.emit(call, "script.connection", skill=public_id(skill), path=prepared.clean, **asdict(row))
     core.emit(
         call, "script.finished", skill=public_id(skill), path=prepared.clean, status=answer.status,
         exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,
         limits=sorted(result.limits_enforced), files=[item.path for item in answer.artifacts],
     )  # fmt: skip
     return answer
+
+
+async def packages_of(
+    packages: ScriptPackages | None, ask: Callable[[ScriptPackages], EnvironmentMount | None]
+) -> EnvironmentMount | None:
+    """Return what *ask* answers of *packages*; None without any. Raises `environment_missing` and its neighbours in `CODES`."""
+    if packages is None:
+        return None
+    try:
+        return await asyncio.to_thread(ask, packages)
+    except EnvironmentFailed as error:
+        code = error.code if error.code in CODES else "environment_unusable"
+        raise refuse(code, _blameless(error.message), reason=error.code) from error
 
 
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:

@@ -23,9 +23,9 @@ from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.config import MIB, Budget
 from kdskills.session.workspace import MAX_TOTAL, clean_path, media_type
 from kdskills.solver.events import FileWritten
-from kdskills.solver.shell import SKILLS, loaded_skills, skill_paths
+from kdskills.solver.shell import SKILLS, skill_paths
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
-from kdskills.solver.turn_tools import ToolArguments, decoded, turn_bytes, turn_path
+from kdskills.solver.turn_tools import ToolArguments, decoded, loaded_skills, turn_bytes, turn_path
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn

@@ -27,6 +27,7 @@ from kdskills.solver.tools import whole_text
 
 if TYPE_CHECKING:
     from kdskills.bundle import Bundle
+    from kdskills.environments.scripts import ScriptPackages
     from kdskills.execution import Executor
     from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver.events import TurnResult
@@ -59,6 +60,9 @@ class Wiring(Protocol):
 
     def subsystem(self, bundle: Bundle) -> SkillsSubsystem:
         """Return the skills of a bundle, with the roots, filters, checks and templates of plugins in force."""
+
+    def packages(self, subsystem: SkillsSubsystem) -> ScriptPackages | None:
+        """Return what says which built packages a script of *subsystem* gets; None: the sandbox's own alone."""
 
     def deny(self, request: AccessRequest) -> Denial | None:
         """Return the first Denial of a plugin, or None."""
@@ -154,7 +158,6 @@ class SolverSettings(BaseModel):
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
         secrets: Values masked as `***` in events, transcripts and results.
         script_env: Gives the variables of a skill's scripts; their values are masked likewise.
-        network: Hosts that programs may reach, by namespace or full id of the loaded skills they are run for.
         work_dir: Where turn folders are made; None: the system's folder for temporary files. They are kept.
         transcripts: Folder that gets a `<turn id>.jsonl` for each turn, or None.
     """
@@ -182,7 +185,6 @@ class SolverSettings(BaseModel):
     model_settings: dict[str, Any] = Field(default_factory=dict)
     secrets: tuple[SecretStr, ...] = ()
     script_env: ScriptEnv | None = None
-    network: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     work_dir: Path | None = None
     transcripts: Path | None = None
 

@@ -9,7 +9,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,15 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from kdskills.bundle.descriptor import CODEGEN
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
-from kdskills.execution.egress import granted
 from kdskills.session.approval import ApprovalRequest
 from kdskills.session.codes import pathless, refuse
+from kdskills.session.scripts import packages_of
 from kdskills.session.workspace import clean_path
+from kdskills.skills.roots import far_content
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
     FileWritten,
-    ScriptConnected,
     ScriptFinished,
     ScriptStarted,
     ToolOutput,
@@ -33,8 +33,9 @@ from kdskills.solver.events import (
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:
-    from kdskills.execution import Executor
+    from kdskills.execution import EnvironmentMount, Executor
     from kdskills.session.workspace import Collected
+    from kdskills.skills.model import Skill
     from kdskills.skills.selection import By
     from kdskills.solver.turn import Turn
 
@@ -289,7 +290,7 @@ _CLOSES = re.compile(r"```[ \t]*")
 
 _TASK = """\
 Write one Python 3 program for this task. Answer with the program alone, in one fenced code block.
-It runs in an isolated folder holding the files of this turn; write results there. There is {hosts}.
+It runs in an isolated folder holding the files of this turn; write results there. There is no network.
 
 Task: {task}"""
 
@@ -315,19 +316,17 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     executor = turn.parts.executor
     if executor is None:
         raise refuse("run_disabled", "generated code is switched off here")
-    network = await turn_network(turn)
     code = arguments.code
     if not code.strip():
         by: By = "model" if arguments.skills else "code"
-        hosts = (
-            "no network" if network == "none" else f"no network but {', '.join(network)}, by the proxy in its variables"
-        )
-        prompt = _TASK.format(task=arguments.task, hosts=hosts)
+        prompt = _TASK.format(task=arguments.task)
         generated = await turn.generate(CODEGEN, prompt, skills=arguments.skills or None, by=by)
         code = extract_code(generated.text)
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
-    request = replace(build_request(turn, code, arguments.timeout_s), network=network)
+    skills = await loaded_skills(turn)
+    environment = await packages_of(turn.parts.packages, lambda packages: packages.of_skills(skills.values()))
+    request = build_request(turn, code, arguments.timeout_s, environment)
     await approve_run(turn, executor, ("python3", "<code>"))
     result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
@@ -357,11 +356,6 @@ def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
     return facts
 
 
-async def turn_network(turn: Turn) -> Literal["none"] | tuple[str, ...]:
-    """Return what the skills that are loaded are granted; naming a skill gives nothing."""
-    return granted(turn.parts.settings.network, [skill.full_id for skill in await turn.session.active()])
-
-
 def extract_code(text: str) -> str:
     """Return the longest fenced block of *text*, or all of it when there is none."""
     blocks: list[str] = []
@@ -377,7 +371,20 @@ def extract_code(text: str) -> str:
     return max(blocks, key=len) if blocks else text
 
 
-def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
+async def loaded_skills(turn: Turn) -> dict[str, Skill]:
+    """Return the loaded skills with files, and what they import, by full id; the one loaded last stands last."""
+    skills: dict[str, Skill] = {}
+    for active in await turn.session.active():
+        names = [turn.view.names.get(name, name) for name in active.receipt.imports]
+        for full_id in (*names, active.full_id):
+            skill = turn.subsystem.registry.get(full_id)
+            if skill is not None and (skill.folder is not None or far_content(skill) is not None):
+                skills.pop(full_id, None)
+                skills[full_id] = skill
+    return skills
+
+
+def build_request(turn: Turn, code: str, timeout_s: float, environment: EnvironmentMount | None = None) -> ExecRequest:
     """Return the request of a program: the turn's files, and the export of the codegen view with its skills mounted."""
     view = turn.subsystem.view(CODEGEN, tools=turn.parts.tool_ids)
     exported = for_program(view.export_runtime_globals())
@@ -390,6 +397,7 @@ def build_request(turn: Turn, code: str, timeout_s: float) -> ExecRequest:
         code=code,
         globals=exported,
         skills=mounts,
+        environment=environment,
         inputs=turn.workspace.inputs(),
         outputs=("**",),
         limits=Limits(wall_s=timeout_s),
@@ -451,15 +459,15 @@ async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], app
 
 async def run_program(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
     """Run *request* and tell of it. Raises `executor_unavailable` or `executor_failed` where the program is not to blame."""
-    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
-    with engine_failures():
+    with program_events(turn, executor):
         result = await executor.run(request)
     return judged(turn, result)
 
 
 @contextmanager
-def engine_failures() -> Iterator[None]:
-    """Refuse in words for the model what an engine refuses or breaks at."""
+def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
+    """Tell that a program starts; what an engine refuses or breaks at is refused in words for the model."""
+    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
     try:
         yield
     except ExecRefused as error:
@@ -472,8 +480,6 @@ def engine_failures() -> Iterator[None]:
 
 def judged(turn: Turn, result: ExecResult) -> ExecResult:
     """Tell that a program ended, and return its result. Raises `executor_failed`: the program never ran."""
-    for row in result.connections:
-        turn.bus.emit(ScriptConnected, skill=None, path=None, **asdict(row))
     turn.bus.emit(
         ScriptFinished,
         skill=None,

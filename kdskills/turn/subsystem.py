@@ -14,7 +14,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
-from kdskills.errors import ContextOrder, Diagnostic, NoActiveSkills, StrPath
+from kdskills.errors import ContextOrder, Diagnostic, NoActiveSkills, StrPath, path_argument
 from kdskills.skills.model import Skill
 from kdskills.skills.refs import compile_rules
 from kdskills.skills.roots import RefreshReport, SkillRoot, Snapshot, order_roots
@@ -107,6 +107,8 @@ class SkillsSubsystem:
         hit_order: HitOrder | None = None,
         source: SubsystemSource | None = None,
     ) -> None:
+        self.bundle_root = None if bundle_root is None else path_argument(bundle_root, "bundle_root")
+        """Folder of the bundle, or None."""
         self.descriptor = SkillsDescriptor() if descriptor is None else SkillsDescriptor.from_json(descriptor)
         if source is None:
             from kdskills.skills.registry import SkillRegistry

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from kdskills.environments.codes import EnvironmentFailed
 from kdskills.errors import ExecFailed, ExecRefused, KdskillsError
-from kdskills.execution import Artifact, ExecError, NetworkConnection, Stream
+from kdskills.execution import Artifact, EnvironmentMount, ExecError, Stream
 from kdskills.session import ApprovalRequest, Denial, FolderWorkspace, RuntimeLimits, TurnScope, allow, deny
 from kdskills.session.scripts import tail_text
 
@@ -55,6 +56,48 @@ async def test_request(session, executor, bundle):
     assert mount.tree == (await session.describe("sales")).tree_digest
     assert (request.limits.wall_s, request.limits.stdout, request.workdir) == (5, 256 * 1024, "/skills/acme.sales")
     assert (request.owner.agent, request.owner.conversation) == ("solver.react.decision", session.id)
+
+
+class Packages:
+    """Answers as it is told to."""
+
+    def __init__(self, answer):
+        self.answer, self.asked = answer, []
+
+    def of_script(self, skill, script, folder):
+        self.asked.append((skill.full_id, script, folder))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_a_script_gets_the_packages_of_its_skill(runner, executor, bundle):
+    """What is built for the script goes with the request."""
+    packages = Packages(EnvironmentMount("ab" * 32, bundle.root))
+    session = await runner(packages=packages).create_session(initial=["sales"])
+    await session.run_script("scripts/total.py")
+    assert executor.requests[0].environment == packages.answer
+    assert packages.asked == [("acme.sales", "scripts/total.py", bundle.root / "skills/acme/sales")]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("environment_missing", "environment_missing"),
+        ("environment_lock_stale", "environment_lock_stale"),
+        ("environment_conflict", "environment_conflict"),
+        ("environment_lock_invalid", "environment_unusable"),
+        ("environment_platform", "environment_unusable"),
+    ],
+)
+async def test_packages_that_cannot_be_had_are_the_operators(runner, executor, code, told):
+    """Nothing runs, the code says why, and no path of this host is told."""
+    packages = Packages(EnvironmentFailed("/srv/secret/kdskills.lock is broken", code=code))
+    session = await runner(packages=packages).create_session(initial=["sales"])
+    error = await refused(session.run_script("scripts/total.py"))
+    assert (error.code, error.who, error.details["reason"]) == (told, "operator", code)
+    assert "/srv/secret" not in error.message
+    assert executor.requests == []
 
 
 async def test_a_command_line_in_path_is_taken_apart(session, executor):
@@ -356,19 +399,6 @@ async def test_script_env_is_secret(runner, executor, events):
     told = reply.text + repr(events) + json.dumps((await session.snapshot()).to_json())
     assert "hunter" not in told
     assert [event.type for event in events] == ["skill.loaded", "script.started", "script.finished"]
-
-
-async def test_a_granted_skill_has_its_network(runner, executor, events, exec_result):
-    """A script is run with what its namespace and full id are granted, and each connection is an event."""
-    row = NetworkConnection("pypi.org", 443, "ok", "203.0.113.5", 10, 20, 0.5)
-    executor.answer = lambda request: exec_result(connections=(row,))
-    full_id = (await (await runner().create_session(initial=["sales"])).active())[0].full_id
-    grants = {full_id.partition(".")[0]: ["a.example"], full_id: ["pypi.org"], "other.sales": ["b.example"]}
-    session = await runner(network=grants, events=events.append).create_session(initial=["sales"])
-    await session.run_script("scripts/total.py")
-    assert executor.requests[0].network == ("a.example", "pypi.org")
-    told = next(event for event in events if event.type == "script.connection")
-    assert (told.data["host"], told.data["outcome"], told.data["received"]) == ("pypi.org", "ok", 20)
 
 
 # ---- approval ----
