@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import jinja2
     from pydantic import BaseModel
 
+    from kdskills.app.environments import Environments
     from kdskills.app.operations import Operation
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.conversation import Conversations
@@ -103,6 +104,13 @@ class Host(OperationCalls):
         from kdskills.app.operations.bundles import BundleLoader
 
         return BundleLoader(self.settings, self.bundle, self.subsystem, self.project_skills)
+
+    @cached_property
+    def environments(self) -> Environments:
+        """Packages of skills: what they need, what is locked, what is built."""
+        from kdskills.app.environments import Environments
+
+        return Environments(self.settings)
 
     @property
     def projects(self) -> Projects:

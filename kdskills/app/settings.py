@@ -11,9 +11,9 @@ from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -25,14 +25,17 @@ from pydantic_settings import (
 
 from kdskills.app.identity import Scope
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
-from kdskills.execution import ExecutionOptions, IsolationLevel
+from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
+from kdskills.execution.egress import host_rule
 from kdskills.execution.protocol import E2bOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
 #: Fields that widen what programs may do: a variable or a bundle must never set them.
-FILE_ONLY = frozenset({"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url"})
+FILE_ONLY = frozenset(
+    {"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url", "network"}
+)
 
 
 PREFIX = "KDSKILLS_"
@@ -71,6 +74,14 @@ def config_files() -> tuple[Path, ...]:
     """Return where settings files may be, the strongest first."""
     user_file = user_config()
     return (SYSTEM_CONFIG,) if user_file is None else (user_file, SYSTEM_CONFIG)
+
+
+def _checked_rule(text: str) -> str:
+    host_rule(text)
+    return text
+
+
+HostRuleText = Annotated[str, AfterValidator(_checked_rule)]
 
 
 class BusSettings(BaseModel):
@@ -141,6 +152,22 @@ class Settings(BaseSettings):
         ge=0,
         le=64,
         description="Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run.",
+    )
+    network: dict[str, tuple[HostRuleText, ...]] = Field(
+        default_factory=dict,
+        description="Hosts that programs of a skill may reach, by its namespace or full id, such as "
+        '`{"public.fetch" = ["pypi.org", "*.example.net:443"]}`; settings files only.',
+    )
+    network_connections: int = Field(
+        default=16, ge=1, le=256, description="Connections to granted hosts that a program has at one time."
+    )
+    network_bytes: int = Field(
+        default=256 * 1024 * 1024,
+        ge=1,
+        description="Bytes that a program may send to granted hosts and receive, in all.",
+    )
+    network_seconds: float = Field(
+        default=300.0, gt=0, description="Seconds that a connection to a granted host may last."
     )
     e2b_api_key: SecretStr | None = Field(
         default=None, description="API key of E2B; empty means the variable `E2B_API_KEY`."
@@ -249,6 +276,7 @@ class Settings(BaseSettings):
             allow_unisolated=self.allow_unisolated,
             image_packages=self.image_packages,
             pool=self.pool,
+            egress=EgressBounds(self.network_connections, self.network_bytes, self.network_seconds),
             e2b=E2bOptions(**{field.name: getattr(self, f"e2b_{field.name}") for field in fields(E2bOptions)}),
         )
 
@@ -319,9 +347,9 @@ def variable_of(name: str) -> str:
 def kind_of(field: FieldInfo) -> Literal["list", "table"] | None:
     """Return what a setting's variable holds as JSON; None for plain text and numbers."""
     origins = {get_origin(part) or part for part in (field.annotation, *get_args(field.annotation))}
-    if origins & {tuple, list, set, frozenset}:
-        return "list"
-    return "table" if dict in origins else None
+    if dict in origins:  # of lists, too
+        return "table"
+    return "list" if origins & {tuple, list, set, frozenset} else None
 
 
 def example_of(field: FieldInfo) -> str:
@@ -340,7 +368,12 @@ def known_variables() -> frozenset[str]:
 
 def _check_variables(environ: Mapping[str, str]) -> None:
     """Refuse variables of no setting, and lists and tables that are no JSON; say what must be instead, or where."""
-    forbidden = sorted(name for name in FILE_ONLY if variable_of(name) in {variable.upper() for variable in environ})
+    variables = {variable.upper() for variable in environ}
+    forbidden = sorted(
+        name
+        for name in FILE_ONLY
+        if variable_of(name) in variables or any(item.startswith(f"{variable_of(name)}__") for item in variables)
+    )
     if forbidden:
         names = ", ".join(map(variable_of, forbidden))
         message = f"{names} cannot be set by a variable: write it into {' or '.join(map(str, config_files()))}"

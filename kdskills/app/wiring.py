@@ -53,10 +53,10 @@ class HostWiring:
             return None
         from kdskills.environments.model import LOCK_NAME
         from kdskills.environments.scripts import ScriptPackages
-        from kdskills.execution.rootfs import image_distributions
+        from kdskills.execution.rootfs import image_versions
 
         root = subsystem.bundle_root
-        image = partial(image_distributions, self._settings.image_packages)
+        image = partial(image_versions, self._settings.image_packages)
         return ScriptPackages(None if root is None else root / LOCK_NAME, self._store, image)
 
     def _store(self) -> EnvironmentStore:

@@ -114,7 +114,8 @@ def supported_tags() -> list[Tag]:
 
 def platform_name() -> str:
     """Return what wheels are chosen for, such as `cp311-manylinux_2_36_x86_64`."""
-    tag = next(iter(sys_tags()))
+    tags = supported_tags()
+    tag = next((tag for tag in tags if tag.platform.startswith(("many", "musl"))), tags[0])
     return f"{tag.interpreter}-{tag.platform}"
 
 

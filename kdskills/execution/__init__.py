@@ -17,6 +17,7 @@ from kdskills.execution.protocol import (
 from kdskills.execution.request import (
     Artifact,
     ArtifactError,
+    EgressBounds,
     EnvironmentMount,
     ExecError,
     ExecRequest,
@@ -25,6 +26,7 @@ from kdskills.execution.request import (
     IsolationLevel,
     Limits,
     LogFiles,
+    NetworkConnection,
     Owner,
     ScriptCall,
     SkillMount,
@@ -35,6 +37,7 @@ from kdskills.execution.request import (
 __all__ = [
     "Artifact",
     "ArtifactError",
+    "EgressBounds",
     "EnvironmentMount",
     "ExecError",
     "ExecRequest",
@@ -47,6 +50,7 @@ __all__ = [
     "IsolationLevel",
     "Limits",
     "LogFiles",
+    "NetworkConnection",
     "Owner",
     "ProbeCheck",
     "ProbeReport",

@@ -10,6 +10,7 @@ import os
 import resource
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -24,6 +25,7 @@ from queue import Empty, SimpleQueue
 from kdskills.errors import ExecFailed, ExecRefused
 from kdskills.execution import processes
 from kdskills.execution.check import RunPlan
+from kdskills.execution.egress import PROXY_PORT
 from kdskills.execution.owner import Cgroup, RunRecords, leaf_name
 from kdskills.execution.payload import BASE_ENV, ENVIRONMENTS_DIR, SKILLS_DIR, entry_argv, framed, program_variables
 from kdskills.execution.processes import Pipes, rlimits, start_program, within_own_limits
@@ -206,6 +208,11 @@ class SandboxJob:
             return self.plan.argv
         return entry_argv(rootfs.python, rootfs.entry, payload_fd=fds[0], report_fd=fds[1])
 
+    @property
+    def network(self) -> bool:
+        """Whether the program may reach some hosts; then a helper runs beside it."""
+        return self.plan.request.network != "none"
+
 
 def command_line(
     setup: SandboxSetup,
@@ -344,18 +351,21 @@ _DEFAULTS = Limits()
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """What is fixed once a sandbox is up: its mounts, skills (staged copies named by digest) and environment, and its sizes."""
+    """What is fixed once a sandbox is up: its mounts, skills (staged copies named by digest) and environment, its sizes, and
+    whether it has a socket to our proxy.
+    """
 
     mounts: tuple[tuple[str, Path], ...]
     work_size: int
     tmp_size: int
     inodes: tuple[int, ...] = ()  # of the mounts: a sandbox goes on seeing a folder that was removed and made anew
+    network: bool = False
 
     @classmethod
     def for_job(cls, job: SandboxJob) -> WorkerKind:
         """Return the kind of sandbox *job* needs."""
         inodes = tuple(folder.stat().st_ino for _, folder in job.mounts)
-        return cls(job.mounts, job.limits.work_size, job.limits.tmp_size, inodes)
+        return cls(job.mounts, job.limits.work_size, job.limits.tmp_size, inodes, job.network)
 
 
 @dataclass(slots=True)
@@ -378,8 +388,9 @@ class PoolWorker:
         stack.enter_context(self.stack.pop_all())
         limits, leaf = job.limits, self.box.leaf
         try:
-            if leaf is not None and (limits.memory, limits.pids) != (_DEFAULTS.memory, _DEFAULTS.pids):
-                leaf.bound(limits.memory, limits.pids + OWN_PROCESSES)
+            bounds, defaults = (limits.memory, limits.pids + job.network), (_DEFAULTS.memory, _DEFAULTS.pids)
+            if leaf is not None and bounds != defaults:
+                leaf.bound(bounds[0], bounds[1] + OWN_PROCESSES)
         except OSError as error:
             raise SetupFailed(f"the bounds of a prepared sandbox cannot be set: {error}") from error
         return build_order(setup, job, self.fds)
@@ -391,7 +402,7 @@ def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> b
     """
     plan, bounds = job.plan, rlimits(job.limits, memory=setup.cgroups is None)
     if setup.cgroups is None:
-        bounds["nproc"] = (job.limits.pids + 1,) * 2
+        bounds["nproc"] = (job.limits.pids + 1 + job.network,) * 2
     order = {
         "argv": None if job.payload is not None and not plan.env else job.argv(setup.rootfs, fds),
         "env": program_variables(plan.request),
@@ -400,6 +411,7 @@ def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> b
         "inputs": [(path, len(data)) for path, data in job.inputs],
         "executable": plan.request.executable,
         "code": job.payload is not None,
+        "network": PROXY_PORT,  # where the helper listens, for a worker that has a socket for it
     }
     return framed(order, *(data for _, data in job.inputs), job.payload or b"")
 
@@ -410,10 +422,14 @@ def make_worker(setup: SandboxSetup, kind: WorkerKind) -> PoolWorker:
     job = SandboxJob(RunPlan(ExecRequest(limits=limits), (), "/work", (), ()), None, kind.mounts, ())
     with ExitStack() as stack:
         pipes = sandbox_pipes(stack, code=True)
+        if kind.network:
+            channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pipes.ours["network"], pipes.theirs["network"] = (end.detach() for end in channel)
         fds = (pipes.theirs["payload"], pipes.theirs["report"])
         program = setup.rootfs.beside_entry("pool_worker.py")
         skills = ["skills"] if any(inside.startswith(f"{SKILLS_DIR}/") for inside, _ in kind.mounts) else []
-        argv = [setup.rootfs.python, "-I", program, *map(str, fds), *skills]
+        channel_fds = [pipes.theirs["network"]] if kind.network else []
+        argv = [setup.rootfs.python, "-I", program, *map(str, (*fds, *channel_fds)), *skills]
         # The worker itself takes on the run's bounds, inside and for good.
         box = _bring_up(setup, job, pipes, stack, argv, {"core": (0, 0)}, None)
         box.release()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kdskills.errors import ExecRefused
+from kdskills.execution.egress import MAX_RULES, host_rule
 from kdskills.execution.request import MAX_BACKGROUND_S, MAX_WALL_S, ExecRequest, Limits
 
 
@@ -296,8 +297,15 @@ def _name_errors(request: ExecRequest) -> Iterator[str]:
     for label in (owner.tenant, owner.project, owner.agent, owner.conversation, request.request_id):
         if len(label) > 256 or _CONTROL.search(label):
             yield f"label {label[:40]!r} is too long or has control characters"
-    if request.network != "none" and not request.network:
-        yield "network is an empty allow-list; say 'none'"
+    if request.network == "none":
+        return
+    if not 0 < len(request.network) <= MAX_RULES:
+        yield f"network is an empty allow-list, or one of more than {MAX_RULES} rules; say 'none' for none"
+    for rule in request.network:
+        try:
+            host_rule(rule)
+        except ValueError as error:
+            yield f"network: {error}"
 
 
 def _environment_errors(request: ExecRequest) -> Iterator[str]:

@@ -75,7 +75,7 @@ def container_options(
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true", f"seccomp={seccomp}"],
-        "pids_limit": limits.pids + 2,  # docker-init and container_init
+        "pids_limit": limits.pids + 2 + (plan.request.network != "none"),  # docker-init, container_init, the helper
         "mem_limit": limits.memory,
         "memswap_limit": limits.memory,
         "nano_cpus": 1_000_000_000,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from pydantic import SecretStr
 
 from kdskills.errors import path_argument
-from kdskills.execution.request import ExecRequest, ExecResult, IsolationLevel
+from kdskills.execution.request import EgressBounds, ExecRequest, ExecResult, IsolationLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ class ExecutionOptions:
         cache_dir: Folder of prepared trees; None for the default of `kdskills.execution.dirs`.
         state_dir: Folder of run records; None for the default.
         pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
+        egress: Bounds of what a run that is granted hosts may do over the network.
         e2b: The remote engine's own settings.
     """
 
@@ -133,6 +134,7 @@ class ExecutionOptions:
     cache_dir: Path | None = None
     state_dir: Path | None = None
     pool: int = 0
+    egress: EgressBounds = field(default_factory=EgressBounds)
     e2b: E2bOptions = E2bOptions()
 
     def __post_init__(self) -> None:

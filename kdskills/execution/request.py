@@ -129,6 +129,39 @@ class LogFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class EgressBounds:
+    """Bounds of what one run may do over the network."""
+
+    connections: int = 16  # at one time
+    size: int = 256 * MIB  # bytes of all connections, there and back
+    seconds: float = 300.0  # one connection
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConnection:
+    """A connection a program made or tried to make to a host.
+
+    Attributes:
+        host: Name or address the program named; empty when it named none that is one.
+        port: Port the program named; 0 likewise.
+        outcome: `ok`, or why it was refused or ended: `bad_request`, `not_granted`, `address_refused`, `name_unknown`,
+            `unreachable`, `too_many`, `too_slow`, `bytes_exceeded`, `bad_answer`, `broken`, `run_over`.
+        address: Address it was made to, which was checked; empty when none was.
+        sent: Bytes of the program.
+        received: Bytes of the server.
+        duration_s: Seconds it lasted.
+    """
+
+    host: str
+    port: int
+    outcome: str
+    address: str = ""
+    sent: int = 0
+    received: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class ExecRequest:
     """One program to run behind the wall. Exactly one of `argv`, `script`, `code` is given.
 
@@ -145,7 +178,7 @@ class ExecRequest:
         inputs: Files copied in before the run.
         outputs: Globs relative to the workdir, collected once the program is dead.
         workdir: Directory the program starts in, relative to `/work`, or absolute below `/skills`.
-        network: `"none"`, or host names the engine must restrict traffic to.
+        network: `"none"`, or rules of the hosts it may reach, such as `pypi.org` or `*.example.net:443`.
         profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
         request_id: For logs and labels; made when empty.
         logs: Where output also goes, for runs that are followed while they last.
@@ -241,4 +274,5 @@ class ExecResult:
     artifacts: tuple[Artifact, ...] = ()
     artifact_errors: tuple[ArtifactError, ...] = ()
     error: ExecError | None = None
+    connections: tuple[NetworkConnection, ...] = ()  # the first 256, in the order of their ends
     value: Any = None  # what generated code reported with `kdskills_runtime`'s report, JSON-able

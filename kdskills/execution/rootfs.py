@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from kdskills.errors import ExecFailed
 from kdskills.execution.dirs import cache_dir, locked, new_tree, private_dir, prune, write_note
+from kdskills.execution.egress import TRUST_FILE
 from kdskills.execution.payload import host_entry
 
 _SKIPPED = {
@@ -242,6 +244,18 @@ def image_recipe_dir() -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / "runtime" / "images"
 
 
+def image_versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the distributions that the tree has, and *packages*, with their versions. Raises ExecFailed."""
+    versions = {}
+    for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            if needed:
+                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
+    return versions
+
+
 def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
     """Return the prepared tree for this interpreter and these sources, building it when it is not there yet.
 
@@ -255,10 +269,12 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     """
     passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
     top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
-    versions = image_distributions(packages)
+    versions = image_versions(packages)
     python = Path(base_python())
     info, tools = python.stat(), image_recipe_dir() / "tools.txt"
     facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
+    trusted = trusted_certificates()
+    facts += [] if trusted is None else [_file_digest(trusted)]
     base_key, ours = _digest([BUILDER, facts, versions, tools.read_text(encoding="utf-8")]), ground_floor_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
@@ -285,21 +301,6 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     return Rootfs(final, key, entry)
 
 
-def image_distributions(packages: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the versions of the distributions that a tree holds, by name, *packages* of the operator among them.
-
-    Raises ExecFailed: One that the recipe demands is not installed on this host.
-    """
-    versions = {}
-    for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if needed:
-                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
-    return versions
-
-
 def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> tuple[Path, str]:
     """Return (tar file, digest) of the prepared tree, for `docker import`. The tar is reproducible: entries sorted,
     owned by root, without times. The digest is `sha256:` over its bytes.
@@ -314,6 +315,14 @@ def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = (
                 write_note(note, digest)
                 note.chmod(0o644)
     return final, note.read_text(encoding="ascii")
+
+
+def trusted_certificates() -> Path | None:
+    """Return this host's file of certificate authorities; None when it has none."""
+    import ssl  # not worth its time at every start
+
+    paths = ssl.get_default_verify_paths()
+    return next((Path(path) for path in (paths.cafile, f"/{TRUST_FILE}") if path and Path(path).is_file()), None)
 
 
 def ground_floor_files() -> list[tuple[Path, Path]]:
@@ -341,6 +350,9 @@ def _build_base(work: Path, distributions: list[str]) -> None:
         path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+    if (trusted := trusted_certificates()) is not None:
+        (work / TRUST_FILE).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(trusted, work / TRUST_FILE)
     settle_modes(work)
 
 

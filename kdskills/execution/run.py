@@ -11,19 +11,22 @@ import json
 import os
 import platform
 import signal
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import RunPlan, check_request, require_limits
 from kdskills.execution.dirs import cache_dir, state_dir
+from kdskills.execution.egress import host_rules
+from kdskills.execution.egress_proxy import EgressProxy
 from kdskills.execution.payload import ENVIRONMENTS_DIR, MAX_REPORT, SKILLS_DIR, apply_report
 from kdskills.execution.processes import Pipes, require_endings
 from kdskills.execution.protocol import ExecutionOptions, Executor, ProbeCheck, ProbeReport, ReapReport
@@ -120,6 +123,7 @@ class ExecutionRun(ABC):
         self.report = HeadBuffer(MAX_REPORT)
         self.enforced: frozenset[str] = frozenset()
         self.bounds: dict[str, int] = {}
+        self.egress: EgressProxy | None = None
         self.stack = ExitStack()
         self.lock = threading.Lock()
         self.cancelled = threading.Event()
@@ -179,6 +183,12 @@ class ExecutionRun(ABC):
         """Return the last *size* bytes of stderr as text."""
         return self.stderr.tail(size).decode("utf-8", "replace").strip()
 
+    def forward(self, channel: socket.socket) -> None:
+        """Serve the connections that come through *channel* from inside, by the rules of the request, until the run ends."""
+        rules = host_rules(() if self.request.network == "none" else self.request.network)
+        self.egress = EgressProxy(channel, rules, self.engine.options.egress)
+        self.stack.callback(self.egress.close)
+
     def tell_started(self) -> None:
         """Let `start` return."""
         if not self._started.done():
@@ -208,6 +218,7 @@ class ExecutionRun(ABC):
             artifacts=() if outputs is None else tuple(outputs.artifacts),
             artifact_errors=() if outputs is None else tuple(outputs.errors),
             error=error,
+            connections=() if self.egress is None else self.egress.close(),
         )
         if self.request.code is None or report is None or end.trouble is not None:
             return result
@@ -344,6 +355,8 @@ class ExecutionEngine(ABC):
     """Whether it can restrict a program to some hosts."""
     environments: ClassVar[bool] = False
     """Whether its programs find the packages of a request's environment."""
+    network_env: ClassVar[Mapping[str, str]] = {}
+    """Variables of a program that may reach some hosts."""
     children: ClassVar[bool] = True
     """Whether it starts processes of this host, so that their ends must be seen here."""
     own_files: ClassVar[frozenset[str]] = frozenset()
@@ -412,9 +425,11 @@ class ExecutionEngine(ABC):
         require_consent(self, request, allow_unisolated=self.options.allow_unisolated)
         if self.children:
             require_endings(self.name)
+        if request.network != "none":
+            request = replace(request, env={**self.network_env, **request.env})
         plan = check_request(request)
         if request.network != "none" and not self.networks:
-            words = f"{self.name} cannot restrict a program to some hosts"
+            words = f"{self.name} cannot restrict a program to some hosts; use bubblewrap or docker, or grant none"
             raise ExecRefused(words, code="limit_not_enforceable", engine=self.name)
         if request.environment is not None and not self.environments:
             words = f"{self.name} cannot give a program an environment"

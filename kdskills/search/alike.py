@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kdskills.search.index import SearchIndex
 from kdskills.search.ranking import stems_of
 from kdskills.search.search import Match, Searcher
-from kdskills.search.words import STEMS, runs
+from kdskills.search.words import Lexicon, runs
 from kdskills.skills.model import Skill
 
 ALIKE_SCORE: Final = 0.7
@@ -123,7 +123,7 @@ def _own_words(skill: Skill, other: Skill) -> Set[str]:
     """Return the words that *skill* has in its id and in its description, and *other* in neither."""
     others = {*stems_of(other.id), *stems_of(other.description)}
     words = _words(skill.id) & _words(skill.description)
-    return {word for word in words if not others.issuperset(STEMS[word.encode()])}
+    return {word for word in words if not others.issuperset(Lexicon.latest()[word.encode()].stems)}
 
 
 def _words(text: str) -> Set[str]:

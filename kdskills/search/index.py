@@ -13,9 +13,8 @@ from bisect import bisect_left
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from sys import getsizeof
 from typing import Final, NamedTuple
@@ -25,7 +24,7 @@ import Stemmer
 from kdskills.search.cache_file import UNREADABLE, CacheFile, IndexDamaged, checked, sealed
 from kdskills.search.ranking import FIELDS, LEAD, LENGTH_NORM, SATURATION, skill_terms
 from kdskills.search.texts import files_stamp, skill_texts
-from kdskills.search.words import STOP_WORDS
+from kdskills.search.words import STOP_WORDS, Lexicon, Word
 from kdskills.skills.model import Skill
 from kdskills.skills.registry import collector_paused
 
@@ -197,23 +196,24 @@ class SearchIndex(CacheFile):
         try:
             known = self._load(connection)
             missing = [full_id for full_id, name in names.items() if name not in self._numbers]
-            postings = _no_postings()
-            held = 0
+            postings: defaultdict[Word, list[int]] = defaultdict(list)
+            lexicon, held = Lexicon.latest(), 0
             for number, full_id in enumerate(missing, len(known)):
                 texts, complete = skill_texts(skills[full_id])
-                terms = skill_terms(texts)
+                terms = skill_terms(texts, lexicon)
                 # What could not be read in full is tried again by the next process.
                 known.append(names[full_id] + ("" if complete else " ?"))
                 stream = sealed(terms.stream.encode(_STREAM), number)
                 connection.execute("INSERT INTO skill VALUES (?, ?)", (number, stream))
                 self._numbers[names[full_id]] = number
-                start = number << 16
-                for term, entry in terms.entries.items():
-                    postings[term].append(start | entry)
-                held += len(terms.entries)
-                if held > _BATCH:
+                entries = {mentions: number << 16 | entry for mentions, entry in terms.entries.items()}
+                for word, mentions in terms.mentions.items():
+                    postings[word].append(entries[mentions])
+                held += len(terms.mentions)
+                if held > _BATCH or lexicon.full:
                     self._append(connection, postings)
-                    postings, held = _no_postings(), 0
+                    postings.clear()
+                    lexicon, held = Lexicon.latest(), 0
             self._append(connection, postings)
             listing = "".join([f"\n{name}" for name in known]).encode("utf-8", "surrogatepass")
             connection.execute("UPDATE meta SET codes = ?, names = ?", (sealed(self._codes.tobytes()), sealed(listing)))
@@ -225,17 +225,23 @@ class SearchIndex(CacheFile):
             self.close()
             raise
 
-    def _append(self, connection: sqlite3.Connection, postings: Mapping[str, array[int]]) -> None:
+    def _append(self, connection: sqlite3.Connection, postings: Mapping[Word, list[int]]) -> None:
         """Add postings to those of earlier skills, in the order of keys, which is how the file lies."""
-        rows = sorted((_code(term), entries) for term, entries in postings.items())
-        cursor = connection.cursor()
-        for code, entries in rows:
-            data = _columns(entries)
+        entries = {_code(word.stem): entries for word, entries in postings.items()}
+        codes = sorted(entries)
+        # By way of a list, which is quicker than one by one.
+        numbers, impacts, fields = _columns(array("Q", list(chain.from_iterable(map(entries.__getitem__, codes)))))
+        rows, start = [], 0
+        for code in codes:
+            end = start + len(entries[code])
+            data = numbers[_NUMBER * start : _NUMBER * end] + impacts[start:end] + fields[start:end]
+            start = end
             if self._has_code(code):
-                row = cursor.execute("SELECT postings FROM term WHERE code = ?", (code,)).fetchone()
+                row = connection.execute("SELECT postings FROM term WHERE code = ?", (code,)).fetchone()
                 data = _joined(checked(row and row[0], code), data)
-            cursor.execute("INSERT OR REPLACE INTO term VALUES (?, ?)", (code, sealed(data, code)))
-        self._codes = array("q", sorted({*self._codes, *(code for code, _ in rows)}))
+            rows.append((code, sealed(data, code)))
+        connection.executemany("INSERT OR REPLACE INTO term VALUES (?, ?)", rows)
+        self._codes = array("q", sorted({*self._codes, *codes}))
 
 
 def _identity() -> str:
@@ -259,20 +265,15 @@ def _code(term: str) -> int:
     return int.from_bytes(blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big") >> 1
 
 
-def _no_postings() -> defaultdict[str, array[int]]:
-    """Return a table for postings of terms, each posting the number of a skill times 65,536 and an entry of `SkillTerms`."""
-    return defaultdict(partial(array, "Q"))
-
-
-def _columns(postings: array[int]) -> bytes:
-    """Return postings as they are kept: all numbers, then all impacts, then all fields."""
+def _columns(postings: array[int]) -> tuple[bytes, bytes, bytes]:
+    """Return numbers, impacts and fields of postings, each the number of a skill times 65,536 and an entry of `SkillTerms`."""
     if sys.byteorder == "big":
         postings.byteswap()
     data = postings.tobytes()
     numbers = bytearray(len(postings) * _NUMBER)
     for byte in range(_NUMBER):
         numbers[byte::_NUMBER] = data[2 + byte :: postings.itemsize]
-    return bytes(numbers) + data[1 :: postings.itemsize] + data[:: postings.itemsize]
+    return bytes(numbers), data[1 :: postings.itemsize], data[:: postings.itemsize]
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes, bytes]:

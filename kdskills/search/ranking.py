@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from itertools import chain, pairwise
+from collections.abc import Mapping, Sequence, Set
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from kdskills.search.words import SIGNS, STEMS, runs
+from kdskills.search.words import Lexicon, Word, runs
 
 
 class FieldWeight(NamedTuple):
@@ -48,6 +48,17 @@ LENGTH_NORM: Final = 0.6
 """From 0, length plays no part, to 1, a mention in a field twice as long counts half."""
 
 _BITS: Final = {name: 1 << number for number, name in enumerate(FIELDS)}
+_OTHERS: Final = tuple(name for name in FIELDS if name != "body")
+
+_DIGIT: Final = 20
+"""Bits for a count: more than the words of a body can be."""
+
+_DIGIT_MASK: Final = (1 << _DIGIT) - 1
+_ONE: Final = {name: 1 << _DIGIT * place for place, name in enumerate(("body", *_OTHERS))}
+"""A mention in each field. A sum of mentions is a number whose digits are counts, the last one that of the body."""
+
+_IN_LEAD: Final = _ONE["lead"] + _ONE["body"]
+"""A mention in the lead is one in the body, too."""
 
 SATURATION: Final = 3.0
 """The weighted count at which an impact is half of what it can be."""
@@ -83,55 +94,75 @@ class SkillTerms(NamedTuple):
     """What a skill is found by.
 
     Attributes:
-        entries: `{term: entry}`: times 256, how much the skill says of the term, from 1 to `IMPACT_STEPS`; added to it the
-            fields the term stands in, as bits in the order of FIELDS.
+        mentions: `{word of one stem: how often which fields say it}`, as one number.
+        entries: `{such a number: entry}`; times 256, how much the skill says of a term, from 1 to `IMPACT_STEPS`; added to it
+            the fields the term stands in, as bits in the order of FIELDS.
         stream: One sign for each word of each field, with a line feed between fields.
     """
 
-    entries: dict[str, int]
+    mentions: dict[Word, int]
+    entries: dict[int, int]
     stream: str
 
 
-def skill_terms(texts: Mapping[str, str]) -> SkillTerms:
+def skill_terms(texts: Mapping[str, str], lexicon: Lexicon) -> SkillTerms:
     """Return what a skill with these `{field: text}` is found by; the lead is taken from the body."""
-    stems = {name: stems_of(text) for name, text in texts.items() if name != "body"}
+    words = {name: lexicon.words(text) for name, text in texts.items() if name != "body"}
     body = texts.get("body", "")
     # What the cut parts in two is read as two words, which harms nothing.
-    stems["lead"] = stems_of(body[:LEAD])
-    stems["body"] = stems["lead"] + stems_of(body[LEAD:])
-    in_body = _mentions(stems["body"], FIELDS["body"].mentions)
-    steps, bit = _steps("body", len(stems["body"])), _BITS["body"]
-    # Most terms stand in the body alone, and few counts are different.
-    usual = [_entry(weight, bit) for weight in steps]
-    entries = {term: usual[count] for term, count in in_body.items()}
-    weights: dict[str, float] = {}
-    fields: dict[str, int] = {}
-    for name in [each for each in FIELDS if each in stems and each != "body"]:
-        weighed, place = _steps(name, len(stems[name])), _BITS[name]
-        for term, count in _mentions(stems[name], FIELDS[name].mentions).items():
-            weights[term] = weights.get(term, 0.0) + weighed[count]
-            fields[term] = fields.get(term, 0) | place
-    different: dict[tuple[float, int], int] = {}  # most of these stand in the lead, and few weights are different
-    for term, weight in weights.items():
-        count = in_body.get(term, 0)
-        key = (weight + steps[count], fields[term] | bit if count else fields[term])
-        entries[term] = different.get(key) or different.setdefault(key, _entry(*key))
-    sign = SIGNS.__getitem__
-    stream = "\n".join("".join(map(sign, stems[name])) for name in FIELDS if name != "lead" and name in stems)
-    return SkillTerms(entries, stream)
+    lead, rest = lexicon.words(body[:LEAD]), lexicon.words(body[LEAD:])
+    signs = {name: "".join(said) for name, said in words.items()}
+    signs["lead"] = "".join(lead)
+    signs["body"] = signs["lead"] + "".join(rest)
+    mentions = Counter(lead)
+    for word, count in mentions.items():
+        mentions[word] = count * _IN_LEAD
+    mentions.update(rest)  # in C, where one is one mention in the body
+    for name, said in words.items():
+        one = _ONE[name]
+        for word in said:
+            mentions[word] = mentions.get(word, 0) + one
+    for word in [word for word in mentions if not word.stem]:
+        count = mentions.pop(word)
+        for part in word.parts:
+            mentions[part] = mentions.get(part, 0) + count
+    entries = _entries(set(mentions.values()), {name: len(line) for name, line in signs.items()})
+    stream = "\n".join([signs[name] for name in FIELDS if name != "lead" and name in signs])
+    return SkillTerms(mentions, entries, stream)
+
+
+def _entries(sums: Set[int], lengths: Mapping[str, int]) -> dict[int, int]:
+    """Return the entry for each of these sums of mentions, in fields of so many words; a skill has some fifty different ones."""
+    fields = [(_steps(name, lengths.get(name, 0)), _BITS[name]) for name in _OTHERS]
+    in_body, most = _steps("body", lengths["body"]), FIELDS["body"].mentions
+    elsewhere: dict[int, tuple[float, int]] = {}
+    entries = {}
+    for mentions in sums:
+        others = mentions >> _DIGIT
+        if others not in elsewhere:
+            elsewhere[others] = _elsewhere(others, fields)
+        weight, bits = elsewhere[others]
+        if count := mentions & _DIGIT_MASK:
+            weight += in_body[count] if count < most else in_body[most]
+            bits |= _BITS["body"]
+        entries[mentions] = (round(IMPACT_STEPS * weight / (SATURATION + weight)) or 1) << 8 | bits
+    return entries
+
+
+def _elsewhere(mentions: int, fields: Sequence[tuple[list[float], int]]) -> tuple[float, int]:
+    """Return what these mentions, all but those of the body, weigh in these fields, and in which of them they are, as bits."""
+    weight, bits = 0.0, 0
+    for steps, bit in fields:
+        if count := mentions & _DIGIT_MASK:
+            weight += steps[count] if count < len(steps) else steps[-1]
+            bits |= bit
+        mentions >>= _DIGIT
+    return weight, bits
 
 
 def stems_of(text: str) -> list[str]:
     """Return the stems of *text* in order, without words of grammar."""
-    return list(chain.from_iterable(map(STEMS.__getitem__, runs(text))))
-
-
-def _mentions(words: list[str], most: int) -> dict[str, int]:
-    """Return how often each word is said, as far as it counts."""
-    counts = Counter(words)
-    for word in [word for word, count in counts.items() if count > most]:
-        counts[word] = most
-    return counts
+    return [stem for word in Lexicon.latest().words(text) for stem in word.stems]
 
 
 def _steps(name: str, length: int) -> list[float]:
@@ -139,10 +170,6 @@ def _steps(name: str, length: int) -> list[float]:
     weight, usual, most = FIELDS[name]
     share = weight / (1 - LENGTH_NORM + LENGTH_NORM * length / usual)
     return [share * count for count in range(most + 1)]
-
-
-def _entry(weight: float, fields: int) -> int:
-    return (round(IMPACT_STEPS * weight / (SATURATION + weight)) or 1) << 8 | fields
 
 
 class Question(NamedTuple):
@@ -161,8 +188,9 @@ def question_of(query: str) -> Question:
     """Return the terms of the first 4,000 characters of *query*; any text has an answer."""
     words: dict[str, str] = {}
     sequence: list[str] = []
+    lexicon = Lexicon.latest()
     for run in runs(query[:MAX_QUERY]):
-        for stem in STEMS[run]:
+        for stem in lexicon[run].stems:
             words.setdefault(stem, run.decode())
             sequence.append(stem)
     pairs = dict.fromkeys(zip(sequence, sequence[2:], strict=False), GAP_WEIGHT)

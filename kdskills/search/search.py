@@ -24,7 +24,7 @@ from kdskills.search.ranking import (
     rarity,
 )
 from kdskills.search.vectors import Nearest, SkillVectors
-from kdskills.search.words import SIGNS
+from kdskills.search.words import sign_of
 from kdskills.skills.model import Skill
 
 
@@ -215,7 +215,7 @@ class Searcher:
         streams = dict(zip(numbers, self._index.streams(numbers), strict=True))
         shares = {number: pair_share(stream) for number, stream in streams.items()}
         bonuses = dict.fromkeys(streams, 0.0)
-        signs = {term: SIGNS[term] for pair in pairs for term in pair[:2]}
+        signs = {term: sign_of(term) for pair in pairs for term in pair[:2]}
         signed = {
             term: {number for number, stream in streams.items() if sign in stream} for term, sign in signs.items()
         }

@@ -11,7 +11,8 @@ import threading
 import unicodedata
 import zlib
 from functools import cache
-from typing import Final
+from operator import itemgetter
+from typing import ClassVar, Final
 
 import Stemmer
 
@@ -46,18 +47,21 @@ _RUN = re.compile(
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]+"
 )
-_WHOLE = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _PLURAL = re.compile(r"([A-Z]{2,})s(?![a-z])")
+_GROUP = itemgetter(1)  # a pattern is substituted by a function several times faster than by a text with a reference
 _ASCII: Final = bytes(range(128))
 _SEPARATORS: Final = bytes(code if code < 128 and chr(code).isalnum() else 32 for code in range(256))
-_MOST_RUNS: Final = 100_000
+_MOST_WORDS: Final = 150_000
+"""Runs and stems that a lexicon takes before another one is begun."""
 
 
 def runs(text: str) -> list[bytes]:
     """Return the runs of letters, digits and marks of *text*, in order, in UTF-8; compatibility forms are unified (NFKC)."""
     # Most texts are ASCII but for dashes and quotes: bytes are split several times faster than characters are classified.
     data = text.encode("utf-8", "surrogatepass")
+    if data.isascii():
+        return data.translate(_SEPARATORS).split()
     foreign = set(data.translate(None, _ASCII).decode("utf-8", "surrogatepass"))
     if any(map(str.isalnum, foreign)):
         unified = unicodedata.normalize("NFKC", text)[: 2 * len(text)]  # one character may become eighteen
@@ -67,7 +71,7 @@ def runs(text: str) -> list[bytes]:
 
 def _parts(run: str) -> list[str]:
     if run.isascii():
-        return [run] if _WHOLE.fullmatch(run) else _PART.findall(_PLURAL.sub(r"\1", run))
+        return _PART.findall(_PLURAL.sub(_GROUP, run) if "s" in run else run)
     parts: list[str] = []
     start = 0
     for match in _UNSPACED.finditer(run):
@@ -92,15 +96,15 @@ def _stemmer(language: str) -> Stemmer.Stemmer:
     return Stemmer.Stemmer(language, 0)  # its cache costs more than it saves here, where each word is asked once
 
 
+_english: Final = _stemmer("english").stemWord
+
 _STEMMING = threading.Lock()
 """A stemmer serves one thread at a time."""
 
 
 def _stem(part: str) -> str:
     word = part.casefold()[:MAX_WORD]
-    language = "english" if word.isascii() else _language(ord(word[0]))
-    with _STEMMING:
-        stem: str = _stemmer(language).stemWord(word)
+    stem: str = _english(word) if word.isascii() else _stemmer(_language(ord(word[0]))).stemWord(word)
     return stem
 
 
@@ -112,35 +116,98 @@ _STOP_STEMS: Final = STOP_WORDS | {"ani", "doe", "onli", "veri", "whi"}
 """Words of grammar as they are stemmed."""
 
 
-class _Stems(dict[bytes, tuple[str, ...]]):
-    """The stems of a run's parts, in order and without words of grammar, worked out once."""
+def sign_of(stem: str) -> str:
+    """Return the character that stands for a stem, the same on every machine; two stems share one in 55,040 cases."""
+    return chr(0x100 + zlib.crc32(stem.encode("utf-8", "surrogatepass")) % (0xD800 - 0x100))
 
-    def __missing__(self, run: bytes) -> tuple[str, ...]:
-        # Most runs are one word of lower case.
-        stems = tuple(map(_stem, (run.decode(),) if run.isalpha() and run.islower() else _parts(run.decode())))
+
+class Word(str):
+    """What a run says: as text the signs of its stems, so that joined words are a line of signs.
+
+    Stems may share a sign, so a word equals itself alone; a lexicon has one for each stem.
+
+    Attributes:
+        stem: Its stem; "" where it has none or several.
+        parts: Where it has several, a word for each.
+    """
+
+    __slots__ = ("parts", "stem")
+    stem: str
+    parts: tuple[Word, ...]
+    __hash__ = object.__hash__  # several times quicker than any of our own
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+
+    @property
+    def stems(self) -> tuple[str, ...]:
+        """All its stems, in order."""
+        return (self.stem,) if self.stem else tuple([part.stem for part in self.parts])
+
+
+class _StemWords(dict[str, Word]):
+    """The word of each stem."""
+
+    def __missing__(self, stem: str) -> Word:
+        word = self[stem] = _word(sign_of(stem), stem, ())
+        return word
+
+
+class Lexicon(dict[bytes, Word]):
+    """The word of each run, without words of grammar, worked out once. Safe from any thread.
+
+    It forgets nothing: words are compared within one lexicon.
+    """
+
+    _latest: ClassVar[Lexicon]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_stems = _StemWords()
+        self._silent = _word("", "", ())
+
+    @classmethod
+    def latest(cls) -> Lexicon:
+        """Return the one that others use, too, or a new one where that is full."""
+        if cls._latest.full:
+            cls._latest = cls()
+        return cls._latest
+
+    @property
+    def full(self) -> bool:
+        """Whether another one should be begun."""
+        return len(self) + len(self._of_stems) >= _MOST_WORDS
+
+    def words(self, text: str) -> list[Word]:
+        """Return the words of *text* in order; those of grammar say nothing."""
+        return list(map(self.__getitem__, runs(text)))
+
+    def __missing__(self, run: bytes) -> Word:
+        with _STEMMING:
+            # Most runs are one part, of ASCII.
+            if (run.isalpha() and (run.islower() or run.istitle() or run.isupper())) or run.isdigit():
+                word = self._of_stems[_english(run[:MAX_WORD].lower().decode())]
+                if word.stem in _STOP_STEMS:
+                    word = self._silent
+            else:
+                word = self._of_parts(_parts(run.decode()))
+            if len(run) <= MAX_WORD:
+                self[run] = word
+        return word
+
+    def _of_parts(self, parts: list[str]) -> Word:
+        stems = list(map(_stem, parts))
         if not _STOP_STEMS.isdisjoint(stems):
             # The one letter of a part stays: the s of S3 is no word of grammar.
             alone = len(stems) == 1
-            stems = tuple(stem for stem in stems if stem not in _STOP_STEMS or (len(stem) == 1 and not alone))
-        if len(run) <= MAX_WORD:
-            if len(self) >= _MOST_RUNS:
-                self.clear()
-            self[run] = stems
-        return stems
+            stems = [stem for stem in stems if stem not in _STOP_STEMS or (len(stem) == 1 and not alone)]
+        words = tuple(map(self._of_stems.__getitem__, stems))
+        return words[0] if len(words) == 1 else _word("".join(words), "", words)
 
 
-class _Signs(dict[str, str]):
-    """One character for each stem, the same on every machine; two stems share one in 55,040 cases."""
-
-    def __missing__(self, stem: str) -> str:
-        if len(self) >= _MOST_RUNS:
-            self.clear()
-        sign = self[stem] = chr(0x100 + zlib.crc32(stem.encode("utf-8", "surrogatepass")) % (0xD800 - 0x100))
-        return sign
+def _word(signs: str, stem: str, parts: tuple[Word, ...]) -> Word:
+    word = Word(signs)
+    word.stem, word.parts = stem, parts
+    return word
 
 
-STEMS: Final = _Stems()
-"""`{run: stems}`."""
-
-SIGNS: Final = _Signs()
-"""`{stem: sign}`: in a string of signs, two side by side are a pair of neighbours."""
+Lexicon._latest = Lexicon()  # noqa: SLF001

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from kdskills.errors import BadRequest, NameTaken
 from kdskills.execution import Executor
+from kdskills.execution.egress import Grants
 from kdskills.session.approval import Approver, Deny
 from kdskills.session.receipts import Sink
 from kdskills.session.source import Locations
@@ -149,6 +150,7 @@ class RuntimeConfig:
     packages: ScriptPackages | None = None
     budget: Budget = field(default_factory=Budget.of)
     count: TokenCounter = estimate_tokens
+    network: Grants = field(default_factory=dict)
 
     def check(self) -> RuntimeConfig:
         """Return self when it can work; raises BadRequest `config_invalid` with the reason."""

@@ -268,7 +268,7 @@ class SessionEvent:
     """One thing that happened in a session; a turn adds its number, time and ids.
 
     `type` is `skill.loaded`, `skill.unloaded`, `skill.stale`, `skill.pruned`, `skill.refused`, `catalog.truncated`,
-    `approval.requested`, `approval.decided`, `script.started`, `script.finished` or `diagnostic`. `data` are JSON-able
+    `approval.requested`, `approval.decided`, `script.started`, `script.connection`, `script.finished` or `diagnostic`. `data` are JSON-able
     facts; hidden skills appear under their alias, values of `env` never.
     """
 

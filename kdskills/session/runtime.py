@@ -50,6 +50,7 @@ from kdskills.skills.model import Skill, TokenCounter, estimate_tokens
 if TYPE_CHECKING:
     from kdskills.environments.scripts import ScriptPackages
     from kdskills.execution import Executor
+    from kdskills.execution.egress import Grants
     from kdskills.models import ToolSpec
     from kdskills.session.approval import Approver, Deny
     from kdskills.session.config import Budget
@@ -130,6 +131,7 @@ class SkillRuntime:
         approve: Asks a person whether a run is approved.
         script_approval: When scripts are asked about: `allow`, `ask` or `deny`.
         script_env: Secrets for the scripts of a skill.
+        network: Hosts that scripts may reach, by namespace or full id of their skill, such as `{"public.pdf": ["pypi.org"]}`.
         deny: Asks the policy plugins before a load, read or run.
         events: Called with every `SessionEvent`.
         window: Tokens of the model's window, for budgets; None: unknown.
@@ -160,6 +162,7 @@ class SkillRuntime:
         approve: Approver | None = None,
         script_approval: ScriptApproval = "allow",
         script_env: ScriptEnv | None = None,
+        network: Grants | None = None,
         deny: Deny | None = None,
         events: Sink | None = None,
         clock: Clock | None = None,
@@ -190,6 +193,7 @@ class SkillRuntime:
             packages=packages,
             budget=Budget.of(window),
             count=count,
+            network=network or {},
         ).check()
         self.config = config
         self.store: SessionStore = store if store is not None else MemoryStore()

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -28,6 +28,7 @@ from kdskills.execution import (
     SkillMount,
 )
 from kdskills.execution.check import env_problem
+from kdskills.execution.egress import granted
 from kdskills.execution.run import in_thread
 from kdskills.session.approval import ApprovalRequest, origin_of
 from kdskills.session.codes import CODES, invalid, path_denied, pathless, refuse
@@ -295,6 +296,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
         outputs=() if workspace is None else ("**",),
         workdir=prepared.workdir,
         limits=Limits(wall_s=prepared.run.timeout_s, stdout=output_bytes, stderr=output_bytes),
+        network=granted(core.config.network, (skill.full_id,)),
         profile=core.config.profile,
         owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )
@@ -308,6 +310,8 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     if workspace is not None:
         collected = await asyncio.to_thread(workspace.collect, result.artifacts)
     answer = _answer(prepared, result, collected)
+    for row in result.connections:
+        core.emit(call, "script.connection", skill=public_id(skill), path=prepared.clean, **asdict(row))
     core.emit(
         call, "script.finished", skill=public_id(skill), path=prepared.clean, status=answer.status,
         exit_code=answer.exit_code, duration_ms=answer.duration_ms, engine=answer.engine, level=answer.level,

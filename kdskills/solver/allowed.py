@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kdskills.skills.model import Skill
     from kdskills.solver.turn import Turn
 
-_FREE: Final = frozenset({"skills.load", "skills.unload", "skills.search", "skills.read"})
-"""Tools no skill restricts: loading skills, and reading what they bring."""
+_FREE: Final = frozenset({"skills.load", "skills.unload", "skills.search", "skills.read", "exec.shell_output"})
+"""Tools no skill restricts: loading skills, reading what they bring, and asking about commands that were allowed."""
 _PROGRAMS: Final = frozenset({"exec.python", "skills.run_script"})
 """Tools that whoever may run any command may use."""
 _FILES: Final = frozenset({"files.read", "files.edit", "files.grep", "files.glob", "react.write"})

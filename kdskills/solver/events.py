@@ -402,6 +402,21 @@ class ScriptStarted(Event):
     engine: str
 
 
+class ScriptConnected(Event):
+    """A program made a connection to a host, or tried to; `outcome` is `ok` or why it was refused or ended."""
+
+    type: Literal["script.connection"] = "script.connection"
+    skill: str | None
+    path: str | None
+    host: str
+    port: int
+    outcome: str
+    address: str = ""
+    sent: int = 0
+    received: int = 0
+    duration_s: float = 0.0
+
+
 class ScriptFinished(Event):
     """What came of it, and which limits really held."""
 

@@ -174,6 +174,11 @@ async def finish(turn: Turn) -> TurnResult:
 
 
 async def _finish(turn: Turn) -> TurnResult:
+    try:
+        await turn.closing.aclose()
+    except Exception as error:  # noqa: BLE001 - the turn ends whatever an engine does
+        message = f"a command in the background was not ended as it should be: {type(error).__name__}"
+        turn.bus.diagnose(Diagnostic("command_lost", "warning", message))
     result = await asyncio.to_thread(_result, turn)
     tell_plugins(turn, "kdskills_turn_finished", lambda: turn.parts.wiring.turn_finished(turn, result))
     result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})

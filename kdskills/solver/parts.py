@@ -158,6 +158,7 @@ class SolverSettings(BaseModel):
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
         secrets: Values masked as `***` in events, transcripts and results.
         script_env: Gives the variables of a skill's scripts; their values are masked likewise.
+        network: Hosts that programs may reach, by namespace or full id of the loaded skills they are run for.
         work_dir: Where turn folders are made; None: the system's folder for temporary files. They are kept.
         transcripts: Folder that gets a `<turn id>.jsonl` for each turn, or None.
     """
@@ -185,6 +186,7 @@ class SolverSettings(BaseModel):
     model_settings: dict[str, Any] = Field(default_factory=dict)
     secrets: tuple[SecretStr, ...] = ()
     script_env: ScriptEnv | None = None
+    network: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     work_dir: Path | None = None
     transcripts: Path | None = None
 

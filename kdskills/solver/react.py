@@ -28,6 +28,7 @@ from kdskills.solver.events import (
     ApprovalRequested,
     CatalogTruncated,
     Event,
+    ScriptConnected,
     ScriptFinished,
     ScriptStarted,
     SkillLoaded,
@@ -61,7 +62,7 @@ _RELAYED: Mapping[str, type[Event]] = {
     str(kind.model_fields["type"].default): kind
     for kind in (
         *(SkillLoaded, SkillUnloaded, SkillStale, SkillPruned, SkillRefused, CatalogTruncated),
-        *(ApprovalRequested, ApprovalDecided, ScriptStarted, ScriptFinished),
+        *(ApprovalRequested, ApprovalDecided, ScriptStarted, ScriptConnected, ScriptFinished),
     )
 }
 """Events of a session that are events of its turn, too; they have the same names."""

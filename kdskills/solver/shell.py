@@ -1,14 +1,16 @@
 """`exec.shell`: bash behind the wall of the executor, on the turn's folder and the loaded skills.
 
 Each command runs in a sandbox of its own. Files it writes, changes or removes are those of the turn; nothing else
-outlives it: no process, no variable, no folder without a file.
+outlives it: no process, no variable, no folder without a file. One in the background ends with its turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, Field
@@ -25,7 +27,7 @@ from kdskills.skills.roots import far_content
 from kdskills.skills.safe_open import walk_tree
 from kdskills.solver.allowed import approving_skill
 from kdskills.solver.dispatch import cut_middle
-from kdskills.solver.events import SkillRefused, ToolOutput
+from kdskills.solver.events import ScriptStarted, SkillRefused, ToolOutput
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
 from kdskills.solver.turn_tools import (
     DEFAULT_PROGRAM_S,
@@ -35,14 +37,18 @@ from kdskills.solver.turn_tools import (
     ToolArguments,
     approve_run,
     describe,
+    engine_failures,
     file_facts,
+    judged,
     loaded_skills,
     run_program,
     tell_files,
+    turn_network,
     turn_path,
 )
 
 if TYPE_CHECKING:
+    from kdskills.execution import Executor, Handle
     from kdskills.skills.model import Skill
     from kdskills.solver.turn import Turn
 
@@ -52,6 +58,9 @@ OUTPUT_BYTES: Final = 4 * MIB
 """Bytes of each stream that are kept: the last ones."""
 SHOWN_CHARS: Final = 16_000
 """Characters of each stream that an answer holds; of a small window fewer."""
+MAX_BACKGROUND: Final = 4
+"""Commands of a turn that run in the background at once."""
+MAX_WAIT_S: Final = 120.0
 SKILLS: Final = "/skills/"
 _LOST: Final = frozenset({"too_many", "too_large", "too_deep", "unreadable"})
 """Codes of outputs that were there and were not collected: what is missing then may not have been removed."""
@@ -68,6 +77,7 @@ class ShellInput(ToolArguments):
     timeout_s: float = Field(
         DEFAULT_PROGRAM_S, gt=0, le=MAX_PROGRAM_S, allow_inf_nan=False, description="Seconds the command may take."
     )
+    background: bool = Field(False, description="Return at once with a handle for exec.shell_output.")
 
 
 async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
@@ -79,8 +89,10 @@ async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     async with AsyncExitStack() as stack:
         request = await shell_request(turn, arguments, stack)
         await approve_run(turn, executor, request.argv or (), await approving_skill(turn, arguments.command))
+        if arguments.background:
+            return await _start(turn, executor, request, stack)
         result = await run_program(turn, executor, request)
-    return shell_answer(call, request, result)
+    return shell_answer(call, result, removed_files(request.inputs, result))
 
 
 def _check_command(command: str) -> None:
@@ -123,6 +135,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         outputs=("**",),
         workdir=_workdir(turn, arguments.workdir, mounts),
         limits=Limits(wall_s=arguments.timeout_s, stdout=OUTPUT_BYTES, stderr=OUTPUT_BYTES),
+        network=await turn_network(turn),
         profile=turn.parts.profile,
         owner=Owner(agent=turn.consumer, conversation=turn.session_id),
     )
@@ -193,13 +206,13 @@ def _workdir(turn: Turn, workdir: str, mounts: Sequence[SkillMount]) -> str:
 # ---- what came of it ----
 
 
-def shell_answer(call: ToolContext, request: ExecRequest, result: ExecResult) -> ToolAnswer:
-    """Return what the model reads of a command that ended; its files are the turn's from now on."""
+def shell_answer(call: ToolContext, result: ExecResult, gone: Iterable[str] = ()) -> ToolAnswer:
+    """Return what the model reads of a command that ended; its files are the turn's from now on, without those *gone*."""
     turn, error = call.turn, result.error
     if error is not None and error.code in MISSING_PROGRAM and error.stage != "program":
         raise refuse("interpreter_missing", "there is no bash in the executor, no defect of the command")
     collected = turn.workspace.collect(result.artifacts)
-    removed = turn.workspace.remove(removed_files(request.inputs, result))
+    removed = turn.workspace.remove(gone)
     answer = describe(result) | file_facts(result, collected)
     if removed:
         answer["removed"] = list(removed)
@@ -217,10 +230,15 @@ def removed_files(inputs: Sequence[InputFile], result: ExecResult) -> list[str]:
     return [item.path for item in inputs if item.path not in remaining]
 
 
+def shown_chars(turn: Turn) -> int:
+    """Return how many characters of each stream an answer holds."""
+    return min(SHOWN_CHARS, max(500, Budget.of(turn.window).result))
+
+
 def _shown(call: ToolContext, name: str, stream: Stream) -> Iterator[tuple[str, Any]]:
     """Give the fields of a stream: its head and tail where it is long, and the turn's file with all that was kept."""
     turn = call.turn
-    room = min(SHOWN_CHARS, max(500, Budget.of(turn.window).result))
+    room = shown_chars(turn)
     text = cut_middle(stream.text, room)
     yield name, text
     yield f"{name}_truncated", stream.truncated or len(stream.text) > room
@@ -240,13 +258,106 @@ def _shown(call: ToolContext, name: str, stream: Stream) -> Iterator[tuple[str, 
         yield f"{name}_file_note", f"holds the last {len(stream.data)} of {stream.total} bytes"
 
 
+# ---- in the background ----
+
+
+class BackgroundCommand:
+    """A command that runs on a copy of the turn's files while the turn goes on."""
+
+    def __init__(self, turn: Turn, handle: Handle, before: Mapping[str, str], stack: AsyncExitStack) -> None:
+        self.handle = handle
+        self.waiting = asyncio.ensure_future(handle.wait())
+        self._turn, self._before, self._stack = turn, before, stack
+        self.concluded = False
+
+    async def conclude(self) -> ExecResult:
+        """Return the result of a command that ended, without files that are as they were when it began."""
+        self.concluded = True
+        async with self._stack:
+            with engine_failures():
+                result = await self.waiting
+            changed = (item for item in result.artifacts if self._before.get(item.path) != item.sha256)
+            return judged(self._turn, replace(result, artifacts=tuple(changed)))
+
+    async def end(self) -> None:
+        """End it with its turn; files of one that ended by itself are the turn's."""
+        if self.concluded:
+            return
+        ended = self.waiting.done()
+        if not ended:
+            await self.handle.cancel()
+        with suppress(ToolCallRefused):
+            result = await self.conclude()
+            if ended:
+                tell_files(self._turn, self._turn.workspace.collect(result.artifacts), "exec.shell")
+
+
+async def _start(turn: Turn, executor: Executor, request: ExecRequest, stack: AsyncExitStack) -> ToolAnswer:
+    if sum(not command.waiting.done() for command in turn.commands.values()) >= MAX_BACKGROUND:
+        message = f"{MAX_BACKGROUND} commands run in the background already; end one with exec.shell_output"
+        raise invalid(message, ("/background", "too many commands run"))
+    before = await asyncio.to_thread(_digests, request.inputs)
+    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+    with engine_failures():
+        handle = await executor.start(request)
+    name = f"sh{len(turn.commands) + 1}"
+    turn.commands[name] = BackgroundCommand(turn, handle, before, stack.pop_all())
+    turn.closing.push_async_callback(turn.commands[name].end)
+    note = "exec.shell_output tells what it wrote; its files come back when it has ended and is asked about"
+    return ToolAnswer({"handle": name, "status": "running", "note": note}, changed=True)
+
+
+def _digests(inputs: Iterable[InputFile]) -> dict[str, str]:
+    contents = ((item.path, item.content) for item in inputs)
+    return {
+        path: hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+        for path, content in contents
+    }
+
+
+class ShellOutputInput(ToolArguments):
+    """Arguments of `exec.shell_output`."""
+
+    handle: str = Field(description="What exec.shell gave for a command in the background.")
+    wait_s: float = Field(5.0, ge=0, le=MAX_WAIT_S, allow_inf_nan=False, description="Seconds to wait for its end.")
+    end: bool = Field(False, description="End the command now.")
+
+
+async def _shell_output(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
+    assert isinstance(arguments, ShellOutputInput)
+    turn, command = call.turn, call.turn.commands.get(arguments.handle)
+    if command is None or command.concluded:
+        running = ", ".join(name for name, item in turn.commands.items() if not item.concluded) or "none"
+        raise invalid(f"no command has this handle, or it was told of; there are: {running}", ("/handle", "is unknown"))
+    if arguments.end:
+        await command.handle.cancel()
+    else:
+        await asyncio.wait({command.waiting}, timeout=arguments.wait_s)
+    if arguments.end or command.waiting.done():
+        return shell_answer(call, await command.conclude())
+    room = shown_chars(turn)
+    stdout, stderr = (data.decode("utf-8", "replace") for data in command.handle.tail(room))
+    # It may say something else the next time: asking again is no repetition.
+    return ToolAnswer(
+        {"handle": arguments.handle, "status": "running", "stdout": stdout, "stderr": stderr}, changed=True
+    )
+
+
 SHELL = SolverTool(
     "exec.shell",
     "Run a bash command in isolation: what skills call Bash. It starts in /work, the folder of this turn, whose files "
     "last from call to call; loaded skills are at /skills/<id>, read-only, and $SKILL_DIR is the one loaded last. "
-    "There is no network, and processes end with the command.",
+    "There is no network unless a loaded skill was granted some, and processes end with the command.",
     ShellInput,
     _exec_shell,
     barrier=lambda _arguments: True,
     timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
+)
+SHELL_OUTPUT = SolverTool(
+    "exec.shell_output",
+    "Tell what a command in the background wrote last, or its result once it has ended; end it.",
+    ShellOutputInput,
+    _shell_output,
+    barrier=lambda _arguments: True,
+    timeout_s=MAX_WAIT_S + PROGRAM_GRACE_S,
 )

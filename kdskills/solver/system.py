@@ -17,7 +17,7 @@ from kdskills.session import SkillRuntime
 from kdskills.session.tools import INPUTS, safe_name
 from kdskills.solver.file_tools import FILE_TOOLS
 from kdskills.solver.parts import Pacing, SolverSettings, Wiring, default_wiring, redactor_of
-from kdskills.solver.shell import SHELL
+from kdskills.solver.shell import SHELL, SHELL_OUTPUT
 from kdskills.solver.tools import RemoteSession, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE
 
@@ -179,7 +179,7 @@ class SolverSystem:
         path = self.bundle.tools_path
         tools = (
             *((READ, WRITE) if executor is None else (READ, WRITE, PYTHON)),
-            *((SHELL, *FILE_TOOLS) if self._shell(executor) else ()),
+            *((SHELL, SHELL_OUTPUT, *FILE_TOOLS) if self._shell(executor) else ()),
             *self.wiring.tools,
             *(() if path is None else load_bundle_tools(path)),
             *self._tools,
@@ -201,6 +201,7 @@ class SolverSystem:
             store=self._store,
             approve=self.approve,
             script_env=self.settings.script_env,
+            network=self.settings.network,
             script_approval="allow" if self.approve is None else "ask",
             deny=self.wiring.deny,
             listing=self.settings.catalog,

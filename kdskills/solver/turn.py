@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.skills.selection import By
     from kdskills.solver.bus import EventBus
+    from kdskills.solver.shell import BackgroundCommand
     from kdskills.solver.system import SolverSystem
     from kdskills.sources import SourcesPool
     from kdskills.turn import SkillsSubsystem, SkillView
@@ -82,7 +84,8 @@ class Turn:
 
     `consumer` is the deciding agent, `parts` the system, `session` the session's API bound to this turn; `view` is
     frozen for the turn, and catalogs, loads and generators share its `SK` numbers. `streaming` tells that somebody
-    reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended.
+    reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended. `commands` run
+    in the background by handle, `closing` is left when the turn ends, before its files are listed.
     """
 
     id: str
@@ -97,6 +100,8 @@ class Turn:
     streaming: bool = False
     log: TurnLog = field(default_factory=TurnLog)
     shell_outputs: int = 0
+    commands: dict[str, BackgroundCommand] = field(default_factory=dict)
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     result: TurnResult | None = None
 
     @property

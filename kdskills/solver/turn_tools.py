@@ -9,7 +9,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kdskills.bundle.descriptor import CODEGEN
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
+from kdskills.execution.egress import granted
 from kdskills.session.approval import ApprovalRequest
 from kdskills.session.codes import pathless, refuse
 from kdskills.session.scripts import packages_of
@@ -26,6 +27,7 @@ from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
     FileWritten,
+    ScriptConnected,
     ScriptFinished,
     ScriptStarted,
     ToolOutput,
@@ -290,7 +292,7 @@ _CLOSES = re.compile(r"```[ \t]*")
 
 _TASK = """\
 Write one Python 3 program for this task. Answer with the program alone, in one fenced code block.
-It runs in an isolated folder holding the files of this turn; write results there. There is no network.
+It runs in an isolated folder holding the files of this turn; write results there. There is {hosts}.
 
 Task: {task}"""
 
@@ -316,17 +318,21 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     executor = turn.parts.executor
     if executor is None:
         raise refuse("run_disabled", "generated code is switched off here")
+    network = await turn_network(turn)
     code = arguments.code
     if not code.strip():
         by: By = "model" if arguments.skills else "code"
-        prompt = _TASK.format(task=arguments.task)
+        hosts = (
+            "no network" if network == "none" else f"no network but {', '.join(network)}, by the proxy in its variables"
+        )
+        prompt = _TASK.format(task=arguments.task, hosts=hosts)
         generated = await turn.generate(CODEGEN, prompt, skills=arguments.skills or None, by=by)
         code = extract_code(generated.text)
     if not code.strip():
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
     skills = await loaded_skills(turn)
     environment = await packages_of(turn.parts.packages, lambda packages: packages.of_skills(skills.values()))
-    request = build_request(turn, code, arguments.timeout_s, environment)
+    request = replace(build_request(turn, code, arguments.timeout_s, environment), network=network)
     await approve_run(turn, executor, ("python3", "<code>"))
     result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
@@ -354,6 +360,11 @@ def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
     if dropped_files:
         facts["dropped"] = [{"path": path, "problem": problem} for path, problem in dropped_files]
     return facts
+
+
+async def turn_network(turn: Turn) -> Literal["none"] | tuple[str, ...]:
+    """Return what the skills that are loaded are granted; naming a skill gives nothing."""
+    return granted(turn.parts.settings.network, [skill.full_id for skill in await turn.session.active()])
 
 
 def extract_code(text: str) -> str:
@@ -459,15 +470,15 @@ async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], app
 
 async def run_program(turn: Turn, executor: Executor, request: ExecRequest) -> ExecResult:
     """Run *request* and tell of it. Raises `executor_unavailable` or `executor_failed` where the program is not to blame."""
-    with program_events(turn, executor):
+    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+    with engine_failures():
         result = await executor.run(request)
     return judged(turn, result)
 
 
 @contextmanager
-def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
-    """Tell that a program starts; what an engine refuses or breaks at is refused in words for the model."""
-    turn.bus.emit(ScriptStarted, skill=None, path=None, engine=executor.name)
+def engine_failures() -> Iterator[None]:
+    """Refuse in words for the model what an engine refuses or breaks at."""
     try:
         yield
     except ExecRefused as error:
@@ -480,6 +491,8 @@ def program_events(turn: Turn, executor: Executor) -> Iterator[None]:
 
 def judged(turn: Turn, result: ExecResult) -> ExecResult:
     """Tell that a program ended, and return its result. Raises `executor_failed`: the program never ran."""
+    for row in result.connections:
+        turn.bus.emit(ScriptConnected, skill=None, path=None, **asdict(row))
     turn.bus.emit(
         ScriptFinished,
         skill=None,

@@ -8,7 +8,7 @@
 
 Order: {"nonce": hex, "argv", "env": {name: value}, "cwd", "wall", "grace", "limits": {rlimit: number}, "inputs":
 [[path, size]], "executable": [path], "stdin": size, "payload": size or null, "outputs": [glob], "max_files",
-"max_bytes"}. Text is UTF-8 with surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
+"max_bytes", "network": null or [socket, port]}. Text is UTF-8 with surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
 
 Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "duration", "errno"?, "stage"?},
 {"kind": "report", "size"} + bytes, {"kind": "file", "path", "mode", "size"} + bytes,
@@ -29,7 +29,7 @@ import signal
 import sys
 import time
 
-from kdskills_runtime import processes
+from kdskills_runtime import egress, processes
 from kdskills_runtime.outbox import exactly, place_inputs, send_outputs
 from kdskills_runtime.processes import FORWARDED, NO_HANDLER, memory_file, reaped, send
 from kdskills_runtime.stage0 import LIMITS
@@ -60,6 +60,8 @@ def main() -> int:
     payload_fd = None if order["payload"] is None else memory_file(exactly(0, order["payload"]))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
+    if order["network"] is not None:
+        egress.start_helper_at(*order["network"])
     end, report = _Program(order, stdin_fd, payload_fd).run()
     with open(1, "wb", closefd=False) as out:
         out.write(bytes.fromhex(order["nonce"]))

@@ -2,13 +2,14 @@
 
 ::
 
-    python3 -I PATH/pool_worker.py PAYLOAD_FD REPORT_FD [skills]     with `skills`, stage 1 is imported while waiting
+    python3 -I PATH/pool_worker.py PAYLOAD_FD REPORT_FD [NETWORK_FD] [skills]
+                                                                       with `skills`, stage 1 is imported while waiting
     report  <- one newline                                            ready
     payload -> 8 bytes: length; the order, JSON; input files; the payload of generated code, to the end
 
 Order: {"argv": [...] or null, "env": {name: value}, "cwd", "limits": {rlimit: [soft, hard]}, "inputs": [[path, size]],
 "executable": [path], "code": bool}. Without argv the payload is carried out by this very process (`py_code_exec_entry` says how); with argv this
-process becomes that program. A failure to do so is reported as one `failed` line, which a program
+process becomes that program. With a NETWORK_FD a helper of `egress` is started first, at the port `network` of the order. A failure to do so is reported as one `failed` line, which a program
 cannot write: the descriptor is closed when it starts.
 """
 
@@ -42,8 +43,9 @@ def main(argv: list[str]) -> int:
 
     if "skills" in argv:
         import kdskills.turn.restore  # noqa: F401 - imported while nobody waits, with all that it needs
-    payload, report = int(argv[0]), int(argv[1])
-    os.set_inheritable(payload, False)
+    payload, report, *channel = (int(word) for word in argv if word.isdigit())
+    for fd in (payload, *channel):
+        os.set_inheritable(fd, False)
     reporter = stage0.Reporter(report)
     os.write(report, b"\n")
     try:
@@ -59,6 +61,11 @@ def main(argv: list[str]) -> int:
         stage = "limits"
         for name, bound in order["limits"].items():
             resource.setrlimit(stage0.LIMITS[name], tuple(bound))
+        stage = "network"
+        if channel:
+            from kdskills_runtime import egress
+
+            egress.start_helper(channel[0], order["network"])
     except (OSError, ValueError) as error:
         reporter.failed("setup", "setup_failed", f"{stage}: {error}")
         return FAILED

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from kdskills.solver import ReactSolver, SolverSettings, SolverSystem
 from kdskills.testing.models import ScriptedModel, call, say
 
 pytestmark = pytest.mark.needs("bubblewrap")
+DONE = (say("done"),)
 
 
 @pytest.fixture
@@ -35,10 +37,10 @@ def bundle(tmp_path):
 def follow(bundle, tmp_path):
     """Return a function that runs a scripted turn and gives its result and the decoded answers, one a call."""
 
-    async def run(*replies, approve=None, wiring=None, files=(), **options):
+    async def run(*replies, approve=None, wiring=None, files=(), last=DONE, **options):
         system = SolverSystem(
             bundle=load_bundle(bundle),
-            model=ScriptedModel([call("skills_load", names=["report"]), *replies, say("done")]),
+            model=ScriptedModel([call("skills_load", names=["report"]), *replies, *last]),
             executor="bubblewrap",
             settings=SolverSettings(work_dir=tmp_path / "turns", **options),
             approve=approve,
@@ -148,3 +150,91 @@ async def test_a_person_sees_the_command_and_a_denied_one_does_not_run(follow):
     result, _ = await follow(shell("echo hi; id -u"), shell("rm -rf ."), approve=approve)
     assert asked == [("bash", "-c", "echo hi; id -u"), ("bash", "-c", "rm -rf .")]
     assert [step.calls[0].error for step in result.steps[1:3]] == [None, "approval_denied"]
+
+
+def sleeping(seconds):
+    """Whether a process `sleep <seconds>` runs on this machine."""
+    lines = (path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+    return any(line.split(b"\0")[:2] == [b"sleep", str(seconds).encode()] for line in lines)
+
+
+def later(command, **arguments):
+    """Return the reply that runs *command* in the background."""
+    return shell(command, background=True, **arguments)
+
+
+async def test_a_command_in_the_background_is_followed_and_its_files_come_back_once(follow):
+    """Its own files alone: what the turn changed meanwhile stays as the turn has it."""
+    result, answers = await follow(
+        shell("echo 1 > a.txt"),
+        later("echo begun; until [ -e /tmp/x ]; do sleep 1; touch /tmp/x; done; cat a.txt; echo new > b.txt"),
+        call("files_edit", path="a.txt", old="1", new="2"),
+        call("exec_shell_output", handle="sh1", wait_s=0),
+        call("exec_shell_output", handle="sh1", wait_s=60),
+        shell("cat a.txt b.txt"),
+    )
+    assert (answers[1]["handle"], answers[1]["status"], answers[3]["status"]) == ("sh1", "running", "running")
+    assert (answers[4]["status"], answers[4]["stdout"]) == ("ok", "begun\n1\n")
+    assert [item["path"] for item in answers[4]["artifacts"]] == ["b.txt"]
+    assert answers[5]["stdout"] == "2\nnew\n"
+    assert sorted(file.path for file in result.files) == ["a.txt", "b.txt"]
+
+
+async def test_a_command_in_the_background_can_be_ended_and_is_told_of_once(follow):
+    """After that its handle is no more."""
+    result, answers = await follow(
+        later("sleep 98761"),
+        call("exec_shell_output", handle="sh1", end=True),
+        call("exec_shell_output", handle="sh1"),
+        call("exec_shell_output", handle="sh9"),
+    )
+    assert answers[1]["status"] == "cancelled"
+    assert [step.calls[0].error for step in result.steps[3:5]] == ["invalid_argument", "invalid_argument"]
+    assert not sleeping(98761)
+
+
+async def test_a_turn_has_a_few_commands_in_the_background_and_ends_them(follow):
+    """The fifth is refused; the four end with the turn, and one that ended by itself leaves its files."""
+    replies = [later(f"sleep {98770 + number}") for number in range(4)]
+    result, _ = await follow(later("echo 1 > own.txt"), shell("sleep 2"), *replies, later("sleep 98775"))
+    assert [step.calls[0].error for step in result.steps[1:8]] == [None] * 6 + ["invalid_argument"]
+    assert [file.path for file in result.files] == ["own.txt"]
+    assert not any(sleeping(98770 + number) for number in range(6))
+
+
+async def test_commands_end_with_a_turn_that_is_out_of_time_or_cancelled(follow):
+    """However the turn ends."""
+    result, _ = await follow(later("sleep 98780"), shell("sleep 50"), wall_s=4, last=())
+    assert (result.status, sleeping(98780)) == ("budget", False)
+    task = asyncio.create_task(follow(later("sleep 98781"), shell("sleep 98782")))
+    for _ in range(300):
+        await asyncio.sleep(0.1)
+        if sleeping(98782):
+            break
+    assert sleeping(98781)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not sleeping(98781)
+    assert not sleeping(98782)
+
+
+async def test_what_a_skill_allows_runs_without_a_question(follow):
+    """A command of other programs is asked about, and generated code is."""
+    asked = []
+
+    async def approve(request):
+        asked.append(request.argv[-1])
+        return deny("no")
+
+    result, answers = await follow(
+        shell("sort -n data/sales.txt | python3 $SKILL_DIR/scripts/total.py"),
+        shell("cat data/sales.txt"),
+        call("exec_python", code="print(1)"),
+        later("python3 -c 'print(7)'"),
+        call("exec_shell_output", handle="sh1", wait_s=60),
+        approve=approve,
+    )
+    assert (answers[0]["stdout"], answers[4]["stdout"]) == ("42\n", "7\n")
+    assert asked == ["cat data/sales.txt", "<code>"]
+    assert [step.calls[0].error for step in result.steps[2:4]] == ["approval_denied"] * 2

@@ -32,6 +32,10 @@ _TOOL: Final = (
 _SCRIPT: Final = (*_TOOL, "run_disabled", "engine_unavailable")
 _TURN: Final = ("replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable")
 _MCP: Final = ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra")
+_ENVIRONMENT: Final = (
+    *("unknown_skill", "environment_lock_invalid", "environment_off", "environment_no_space", "missing_extra"),
+    *_FILES,
+)
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
@@ -46,6 +50,7 @@ _local = partial(Shipped, profile="author", local=True)
 _look = partial(Shipped, profile="author", reads=True, ui_allowed=True)
 _change = partial(Shipped, profile="author", scope="skills:write", ui_allowed=True)
 _operate = partial(Shipped, profile="operator", scope="admin")
+_environment = partial(Shipped, errors=_ENVIRONMENT, profile="operator", scope="admin", local=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
@@ -83,6 +88,11 @@ _ROWS: Final = (
     _operate(
         "image.build", "Build the tree sandboxes run in.", "machine:build_image", ("engine_unavailable",), local=True
     ),
+    _environment("environments.plan", "Find the packages that skills need, and change nothing.", "environments:plan"),
+    _environment("environments.lock", "Lock the packages that skills need to exact files.", "environments:lock"),
+    _environment("environments.build", "Download and unpack what is locked.", "environments:build"),
+    _environment("environments.show", "Tell how environments of skills stand.", "environments:show", reads=True),
+    _environment("environments.clean", "Remove what is built for skills.", "environments:clean"),
     _tool("skills.load", None, "conversation:load", _TOOL),
     _tool("skills.unload", None, "conversation:unload", _TOOL),
     _tool("skills.read", None, "conversation:read", _TOOL, reads=True),

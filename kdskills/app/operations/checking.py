@@ -22,6 +22,7 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import EVERYONE
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
+from kdskills.execution.egress import asked_network, host_rule
 from kdskills.skills import parse_skill, validate_skill
 from kdskills.skills.discovery import enters, unreadable_note
 from kdskills.skills.fix import apply_fix, plan_fix
@@ -160,6 +161,24 @@ def _alike_findings(skills: Mapping[str, Skill], catalogs: Sequence[set[str]] | 
             yield Diagnostic("indistinguishable_skills", "warning", message, path, ref="description", fix=fix)
 
 
+def network_findings(skill: Skill) -> Iterator[Diagnostic]:
+    """Yield what a skill says about the hosts it asks for: that it asks, and which of them no rule can be."""
+    asked = asked_network(skill.metadata)
+    for text in asked:
+        try:
+            host_rule(text)
+        except ValueError as error:
+            fix = "Write hosts such as `pypi.org`, `*.example.net` or `api.example.net:8443`."
+            yield Diagnostic(
+                "network_invalid", "warning", f"The skill asks for a host, and {error}.", ref="metadata", fix=fix
+            )
+    if asked:
+        message = (
+            f"The skill asks for the network: {', '.join(asked)}. Only an operator grants it, by the setting network."
+        )
+        yield Diagnostic("network_asked", "info", message, ref="metadata")
+
+
 def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundle | None:
     """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted."""
     if not os.path.lexists(path):
@@ -187,7 +206,7 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
         skill = parse_skill(folder).skill
         if skill is not None:
             skills[prefix.removesuffix("/")] = skill
-            skill_findings += answers.check_skill(skill)
+            skill_findings += [*network_findings(skill), *answers.check_skill(skill)]
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     findings += _alike_findings(skills, catalogs)
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))

@@ -146,6 +146,7 @@ class Conversations:
             body_in="result",
             store=self._store,
             deny=self.wiring.deny,
+            network=self.settings.network,
             packages=self.wiring.packages(subsystem),
         )
 

@@ -16,6 +16,7 @@ from kdskills.app.operations.clients import (
     TokensOut,
 )
 from kdskills.app.operations.conversation import ToolAnswer
+from kdskills.app.operations.environments import EnvironmentsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.projects import (
     DeletedOut,
@@ -89,6 +90,16 @@ class OperationCalls:
     async def call(
         self, operation: Literal["image.build"], *, emit: Emit | None = None, **arguments: Any
     ) -> ImageOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal[
+            "environments.plan", "environments.lock", "environments.build", "environments.show", "environments.clean"
+        ],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> EnvironmentsOutput: ...
     @overload
     async def call(
         self,
@@ -253,6 +264,14 @@ class OperationCalls:
     def run(self, operation: Literal["doctor"], **arguments: Any) -> DoctorOutput: ...
     @overload
     def run(self, operation: Literal["image.build"], **arguments: Any) -> ImageOutput: ...
+    @overload
+    def run(
+        self,
+        operation: Literal[
+            "environments.plan", "environments.lock", "environments.build", "environments.show", "environments.clean"
+        ],
+        **arguments: Any,
+    ) -> EnvironmentsOutput: ...
     @overload
     def run(
         self, operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"], **arguments: Any

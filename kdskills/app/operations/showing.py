@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
@@ -14,6 +14,7 @@ from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_ski
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, CallRefused
+from kdskills.execution.egress import asked_network, granted
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
@@ -471,7 +472,17 @@ class WhyOutput(Output):
     notes: tuple[str, ...] = ()
 
 
-async def why(bundles: BundleLoader, arguments: RefInput, context: Context) -> WhyOutput:
+def _network_notes(skill: Skill | None, settings: Settings) -> Iterator[str]:
+    """Give what a skill asks of the network, and what of it the settings grant."""
+    asked = () if skill is None else asked_network(skill.metadata)
+    rules = "none" if skill is None else granted(settings.network, (skill.full_id,))
+    if asked:
+        yield f"it asks for the network: {', '.join(asked)}; only the setting network grants it"
+    if rules != "none":
+        yield f"its programs may reach {', '.join(rules)}, by the setting network"
+
+
+async def why(bundles: BundleLoader, settings: Settings, arguments: RefInput, context: Context) -> WhyOutput:
     """Explain, rule by rule, why a skill is granted or refused; the rules are told to administrators alone."""
     subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     view = arguments.view_of(subsystem, context)
@@ -488,4 +499,5 @@ async def why(bundles: BundleLoader, arguments: RefInput, context: Context) -> W
     if explained.code == "unknown_skill" and (similar := suggestions(subsystem, arguments.ref)):
         notes.append(f"did you mean {' or '.join(similar)}?")
     notes += [f"{finding.message}; {finding.fix}" for finding in arguments.asker_findings(subsystem, context)]
+    notes += _network_notes(subsystem.registry.get(explained.full_id or ""), settings)
     return WhyOutput.model_validate(explained.to_json() | {"notes": notes})

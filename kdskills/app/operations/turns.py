@@ -185,7 +185,7 @@ async def run(
     is_demo, out = arguments.request is None, arguments.out
     demo_files = demo.files if is_demo and demo is not None else ()
     answer_role = arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
-    options: dict[str, Any] = {"answer_role": answer_role}
+    options: dict[str, Any] = {"answer_role": answer_role, "network": settings.network}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         options["transcripts"] = out

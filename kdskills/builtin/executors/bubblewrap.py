@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import socket
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import ClassVar
 from kdskills.errors import ExecRefused
 from kdskills.execution.bwrap import BwrapBox, Pool, SandboxJob, SandboxSetup, WorkerKind, make_sandbox, make_worker
 from kdskills.execution.check import LIMIT_NAMES
+from kdskills.execution.egress import PROXY_ENV
 from kdskills.execution.owner import RunRecords, find_parent, reap
 from kdskills.execution.payload import build_payload, read_report
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
@@ -63,15 +65,18 @@ class BubblewrapRun(ProgramRun):
 
     def spawn(self) -> Pump:
         """Take a sandbox of the pool, or make one, and let its program start."""
-        job, worker = self._job, None
+        job, worker, kind = self._job, None, WorkerKind.for_job(self._job)
         if self._pool is not None:
-            kind = WorkerKind.for_job(job)
             # Called last, so that making sandboxes never delays this run.
             self.stack.callback(self._pool.want, kind)
             worker = self._pool.take(kind)
+        if job.network and worker is None:
+            worker = make_worker(self._setup, kind)  # which starts the helper before it becomes the program
         payload = job.payload if worker is None else worker.give(self._setup, job, self.stack)
         self._sandbox = box = make_sandbox(self._setup, job, self.stack) if worker is None else worker.box
         self.pipes, self.host_uid = box.pipes, box.host_uid
+        if job.network:
+            self.forward(socket.socket(fileno=self.pipes.take("network")))
         self.bounds = {} if box.leaf is None else box.leaf.bounds()
         feeds = {"stdin": self.request.stdin} | ({} if payload is None else {"payload": payload})
         pump = self.pump(box.launcher_fd, feeds, box.terminate, box.kill)
@@ -133,6 +138,8 @@ class BubblewrapExecutor(ExecutionEngine):
     run_type = BubblewrapRun
     environments = True
     least: ClassVar[Mapping[str, int]] = {"memory": 16 * 1024 * 1024, "nofile": 16}
+    networks: ClassVar[bool] = True
+    network_env: ClassVar[Mapping[str, str]] = PROXY_ENV
 
     def __init__(self, options: ExecutionOptions) -> None:
         super().__init__(options)

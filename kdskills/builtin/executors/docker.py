@@ -14,16 +14,19 @@ import secrets
 import select
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, RemoteRun, build_order, container_options
+from kdskills.execution.egress import PROXY_ENV, PROXY_PORT
 from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
 from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ReapReport
@@ -48,6 +51,8 @@ COLLECT_S: Final = 20.0
 PARALLEL: Final = 2
 """Runs at one time; more wait their turn."""
 REPOSITORY: Final = "kdskills/sandbox"
+NETWORK_DIR: Final = "/run/network"
+"""Where a container sees the socket of its helper, until the helper has it."""
 
 
 class DockerRun(RemoteRun):
@@ -59,6 +64,7 @@ class DockerRun(RemoteRun):
     _turn: Future[ExecResult] | None = None
     _overdue = False
     _sent = 0
+    _listener: socket.socket | None = None
 
     def prepare(self) -> None:
         """Decide everything that can be decided without a container."""
@@ -73,8 +79,33 @@ class DockerRun(RemoteRun):
         argv, payload = plan.argv, None
         if request.code is not None:
             argv, payload = entry_argv(self._rootfs.python, self._rootfs.entry), build_payload(request)
-        self._order = build_order(plan, argv, inputs, payload=payload, nonce=self._nonce.hex())
+        network = None if request.network == "none" else (self._listen(), PROXY_PORT)
+        self._order = build_order(plan, argv, inputs, payload=payload, nonce=self._nonce.hex(), network=network)
         self.enforced = enforced
+
+    def _listen(self) -> str:
+        """Listen for the helper at a path that is this run's alone, mount it, and return where it is inside."""
+        if self.engine.connect().api.base_url != LOCAL_DAEMON:
+            words = "the docker daemon is not on this host, so that its containers can have no network but none"
+            raise ExecRefused(words, code="limit_not_enforceable", engine=self.engine.name)
+        # Others of this host cannot pass the outer folder; the program's uid may use the inner one, which is what it sees.
+        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-network-"))) / "open"
+        folder.mkdir()
+        folder.chmod(0o755)
+        self._listener = listener = self.stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o666)
+        listener.listen(1)
+        self._mounts[NETWORK_DIR] = folder
+        return f"{NETWORK_DIR}/socket"
+
+    def _admit(self, listener: socket.socket) -> None:
+        """Take the helper's connection, which is made before the program starts, and listen no more."""
+        channel, _ = listener.accept()
+        Path(listener.getsockname()).unlink()
+        listener.close()
+        self._listener = None
+        self.forward(channel)
 
     def perform(self) -> ExecResult:
         """Take a place in the queue."""
@@ -167,7 +198,8 @@ class DockerRun(RemoteRun):
             if time_left <= 0 or answer.broken:
                 self._overdue = True
                 return
-            readable, writable, _ = select.select([wire], [wire] if order else [], [], time_left)
+            helper = [] if self._listener is None else [self._listener]
+            readable, writable, _ = select.select([wire, *helper], [wire] if order else [], [], time_left)
             if writable:
                 try:
                     order = order[wire.send(order[:CHUNK]) :]
@@ -175,7 +207,9 @@ class DockerRun(RemoteRun):
                     pass
                 except OSError:
                     order = order[len(order) :]  # the init is gone; its last words are still to be read
-            if readable:
+            if self._listener in readable:
+                self._admit(self._listener)
+            if wire in readable:
                 data = wire.recv(CHUNK)
                 if not data:
                     return
@@ -224,6 +258,8 @@ class DockerExecutor(ExecutionEngine):
     environments = True
     least: ClassVar[Mapping[str, int]] = {"memory": 32 * 1024 * 1024}
     """Below this the container's own first program does not fit."""
+    networks: ClassVar[bool] = True
+    network_env: ClassVar[Mapping[str, str]] = PROXY_ENV
     children = False
     cure = "look into the daemon's set-up: "
     refusal_cure = "start a docker daemon this user may talk to: "

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.dirs import cache_dir
+from kdskills.execution.egress import authority, host_rules
 from kdskills.execution.landlock import TreeEngine, TreeRun, environment, mounted_folders, order_bytes
 from kdskills.execution.local_tree import RunFolder, host_argv, host_path_of
 from kdskills.execution.owner import find_parent
@@ -314,14 +315,18 @@ def _package(cache: Path | None) -> Path:
 
 
 def _domains(request: ExecRequest) -> tuple[str, ...]:
-    """Return the allow-list. Raises ExecRefused for what is no plain host name."""
+    """Return the allow-list in srt's words. Raises ExecRefused for what is no plain host name."""
     domains = () if request.network == "none" else tuple(request.network)
     odd = [name for name in domains if not DOMAIN.fullmatch(name) or name.rpartition(".")[2].split(":")[0].isdigit()]
     if odd:
         names = ", ".join(map(repr, odd))
         words = f"{names} cannot be in an allow-list: name hosts, such as example.org or *.example.org"
         raise ExecRefused(words, code="bad_request", who="caller", engine=ENGINE)
-    return domains
+    # A name alone is any port to srt, and with us those of HTTP and TLS.
+    rules = host_rules(domains)
+    return tuple(
+        f"{'*.' if rule.below else ''}{authority(rule.host, port)}" for rule in rules for port in sorted(rule.ports)
+    )
 
 
 @hookimpl

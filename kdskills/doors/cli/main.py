@@ -36,6 +36,7 @@ GROUPS: Final = {
     "turn": commands.turn,
     "codex": commands.codex,
     "image": commands.image,
+    "env": commands.env,
     "mcp": commands.mcp,
     "token": commands.token,
     "db": commands.db,

@@ -91,6 +91,20 @@ def test_options_for_engines(tmp_path: Path) -> None:
     )
 
 
+def test_hosts_are_granted_by_a_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grants are rules, checked when settings are read; no variable, nested ones neither, adds to them."""
+    file = write(
+        tmp_path / "a.toml", 'network_bytes = 5\n[network]\n"public.fetch" = ["pypi.org", "*.example.net:443"]\n'
+    )
+    assert Settings.load(file).network == {"public.fetch": ("pypi.org", "*.example.net:443")}
+    assert Settings.load(file).execution_options().egress.size == 5
+    with pytest.raises(SettingsInvalid, match="is no rule such as"):
+        Settings.load(write(tmp_path / "b.toml", '[network]\npublic = ["http://pypi.org/"]\n'))
+    monkeypatch.setenv("KDSKILLS_NETWORK__PUBLIC", '["pypi.org"]')
+    with pytest.raises(SettingsInvalid, match="cannot be set by a variable"):
+        Settings.load(file)
+
+
 def test_every_setting_is_documented() -> None:
     """Each field has a description, from which the reference page is made."""
     assert [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20] == []

@@ -19,6 +19,7 @@ import pytest
 from kdskills.errors import OperatorMustAct
 from kdskills.search import index as index_module
 from kdskills.search import texts as texts_module
+from kdskills.search import words as words_module
 from kdskills.search.cache_file import IndexDamaged
 from kdskills.search.index import SearchIndex
 from kdskills.skills.model import Skill
@@ -163,6 +164,20 @@ def test_edits_without_end_do_not_grow_the_file(zoo: None, write: Write, build: 
     with closing(sqlite3.connect(kept_file(tmp_path))) as database:
         (rows,) = database.execute("SELECT count(*) FROM skill").fetchone()
     assert rows <= 2 * 3 + 256 + 1
+
+
+def test_a_building_of_many_words_goes_on_with_another_lexicon(
+    zoo: None, write: Write, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few words are remembered at once, the same hits have the same scores."""
+    for number in range(20):
+        write(f"zoo.s{number}", "Sweeps the yard.", body=f"Brooms, bucket{number} and walrus{number} at noon.")
+    query = "walrus fish brooms at noon"
+    before = build(index_dir=None).view().search(query)
+    assert before.total == 21
+    monkeypatch.setattr(words_module, "_MOST_WORDS", 25)
+    after = build(index_dir=None).view().search(query)
+    assert (after.hits, after.total) == (before.hits, before.total)
 
 
 # ---- what is not believed ----------------------------------------------------------------------------------------

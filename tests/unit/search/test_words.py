@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.search.words import MAX_WORD, SIGNS, STEMS, runs
+from kdskills.search import words as words_module
+from kdskills.search.words import MAX_WORD, Lexicon, runs, sign_of
 
 
 def terms(text: str) -> list[str]:
     """Return all terms of a text, in order."""
-    return [term for run in runs(text) for term in STEMS[run]]
+    return [term for word in Lexicon.latest().words(text) for term in word.stems]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_scripts_without_blanks_count_by_pairs_of_characters() -> None:
 def test_overlong_runs_are_cut() -> None:
     """A run longer than a word can be, such as base64, costs what one word costs, and is not remembered."""
     assert terms("a" * 10_000) == ["a" * MAX_WORD]
-    assert "a" * 10_000 not in STEMS
+    assert b"a" * 10_000 not in Lexicon.latest()
 
 
 def test_marks_belong_to_their_word() -> None:
@@ -86,8 +87,8 @@ def test_any_text_has_words(text: str) -> None:
     """No text raises, every term is short and has one sign, and what is remembered is what is worked out."""
     first = terms(text)
     assert first == terms(text)
-    assert all(0 < len(term) <= 3 * MAX_WORD and len(SIGNS[term]) == 1 for term in first)
-    assert "\n" not in map(SIGNS.__getitem__, first)
+    assert all(0 < len(term) <= 3 * MAX_WORD and len(sign_of(term)) == 1 for term in first)
+    assert "\n" not in map(sign_of, first)
 
 
 def test_half_characters_are_no_error() -> None:
@@ -97,7 +98,35 @@ def test_half_characters_are_no_error() -> None:
 
 def test_signs_are_the_same_on_every_machine() -> None:
     """A sign does not depend on the process: it is kept in files."""
-    assert SIGNS["review"] == chr(0x100 + 2034467270 % 55040)
+    assert sign_of("review") == chr(0x100 + 2034467270 % 55040)
+
+
+def test_words_that_share_a_sign_are_two() -> None:
+    """Two stems with one sign are counted apart, and one stem in many forms is one word."""
+    lexicon = Lexicon()
+    stems: dict[str, str] = {}
+    first, second = next(
+        (stems[sign], stem)
+        for stem in map(str, range(100_000))
+        if stems.setdefault(sign := sign_of(stem), stem) != stem
+    )
+    one, other, again = lexicon.words(f"{first} {second} {first}")
+    assert str(one) + "" == str(other) + ""
+    assert len({one, other, again}) == 2
+    assert len(set(lexicon.words("review Reviews REVIEWED reviewing"))) == 1
+    assert lexicon.words("cuda cudaReview review")[1].parts == tuple(lexicon.words("Cuda reviews"))
+
+
+def test_a_full_lexicon_is_followed_by_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered is bounded, and who still compares words of the full one may."""
+    monkeypatch.setattr(Lexicon, "_latest", Lexicon())
+    monkeypatch.setattr(words_module, "_MOST_WORDS", 10)
+    before = Lexicon.latest()
+    held = before.words("one1 two2 three3 four4 five5 six6")
+    assert before.full
+    assert Lexicon.latest() is not before
+    assert not Lexicon.latest()
+    assert before.words("six6 five5")[0] is held[-1]
 
 
 def test_many_threads_stem_at_once() -> None:

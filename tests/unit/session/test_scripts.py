@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.errors import ExecFailed, ExecRefused, KdskillsError
-from kdskills.execution import Artifact, EnvironmentMount, ExecError, Stream
+from kdskills.execution import Artifact, EnvironmentMount, ExecError, NetworkConnection, Stream
 from kdskills.session import ApprovalRequest, Denial, FolderWorkspace, RuntimeLimits, TurnScope, allow, deny
 from kdskills.session.scripts import tail_text
 
@@ -399,6 +399,19 @@ async def test_script_env_is_secret(runner, executor, events):
     told = reply.text + repr(events) + json.dumps((await session.snapshot()).to_json())
     assert "hunter" not in told
     assert [event.type for event in events] == ["skill.loaded", "script.started", "script.finished"]
+
+
+async def test_a_granted_skill_has_its_network(runner, executor, events, exec_result):
+    """A script is run with what its namespace and full id are granted, and each connection is an event."""
+    row = NetworkConnection("pypi.org", 443, "ok", "203.0.113.5", 10, 20, 0.5)
+    executor.answer = lambda request: exec_result(connections=(row,))
+    full_id = (await (await runner().create_session(initial=["sales"])).active())[0].full_id
+    grants = {full_id.partition(".")[0]: ["a.example"], full_id: ["pypi.org"], "other.sales": ["b.example"]}
+    session = await runner(network=grants, events=events.append).create_session(initial=["sales"])
+    await session.run_script("scripts/total.py")
+    assert executor.requests[0].network == ("a.example", "pypi.org")
+    told = next(event for event in events if event.type == "script.connection")
+    assert (told.data["host"], told.data["outcome"], told.data["received"]) == ("pypi.org", "ok", 20)
 
 
 # ---- approval ----

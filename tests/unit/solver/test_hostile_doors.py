@@ -77,6 +77,17 @@ async def test_generated_code_is_not_told_what_is_refused(build, executor, bundl
     assert inner["skills"] == whole["SKILLS_DESCRIPTOR"]["skills"]
 
 
+async def test_naming_a_skill_gives_generated_code_no_network(build, executor):
+    """Generated code reaches what loaded skills are granted; naming one that is not loaded gives nothing."""
+    replies = [
+        call("exec_python", code="1", skills=["acme.sales"]), call("skills_load", names=["acme.sales"]),
+        call("exec_python", code="2"), call("exec_shell", command="curl https://pypi.org/"), say("ok"),
+    ]  # fmt: skip
+    async with build(replies, network={"acme.sales": ("pypi.org",)}) as system:
+        await ReactSolver(system).run("q")
+    assert [request.network for request in executor.requests] == ["none", ("pypi.org",), ("pypi.org",)]
+
+
 def test_an_allow_list_that_names_nothing_here_allows_nothing():
     """Leaving names out never widens what is allowed."""
     rules = {

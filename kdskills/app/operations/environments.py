@@ -1,0 +1,243 @@
+"""Operations on packages of skills: plan, lock, build, show and clean environments of a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from kdskills.app.environments import declared, lock_of
+from kdskills.app.operations.models import Input, Output
+from kdskills.environments.codes import EnvironmentFailed
+from kdskills.environments.lock import read_lock, write_lock
+from kdskills.environments.needs import spec_of
+from kdskills.errors import BadRequest, KdskillsError
+
+if TYPE_CHECKING:
+    from kdskills.app.environments import Environments, EnvironmentState
+    from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.table import Context
+    from kdskills.environments.model import EnvironmentSpec, LockedEnvironment
+    from kdskills.skills import Skill
+
+
+class EnvironmentsInput(Input):
+    """Which skills of which bundle."""
+
+    bundle: Path = Field(description="The bundle's folder.")
+    skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
+
+
+class LockInput(EnvironmentsInput):
+    """How to lock."""
+
+    check: bool = Field(default=False, description="Change nothing; say whether the lock is what is asked for.")
+    upgrade: bool = Field(default=False, description="Look for newer versions of what is locked, too.")
+
+
+class EnvironmentEvent(Output):
+    """What is done now: `resolve`, `find`, `download`, `built` or `warning`, with what, and its bytes."""
+
+    kind: str
+    what: str
+    size: int
+
+
+class EnvironmentRow(Output):
+    """How one environment stands: `built`, `locked`, `planned`, `stale`, `unlocked`, `unneeded` or `failed`.
+
+    `size` are the bytes on disk, `download` those that its files have as the index tells; `reason` and `code` say what is
+    wrong.
+    """
+
+    key: str
+    state: str
+    requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    download: int = 0
+    size: int = 0
+    digest: str = ""
+    reason: str = ""
+    code: str = ""
+    who: str = ""
+
+
+class EnvironmentsOutput(Output):
+    """Environments by key; `ok` means that nothing is wrong. `changed` tells whether the lock file was written."""
+
+    YES: ClassVar[str] = "ok"
+    ok: bool
+    bundle: str
+    rows: tuple[EnvironmentRow, ...]
+    changed: bool = False
+    freed: int = 0
+
+
+def plan(
+    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+) -> EnvironmentsOutput:
+    """Find exact files for what is not locked, and change nothing."""
+    return _Work(bundles, environments, arguments, context).plan()
+
+
+def lock(
+    bundles: BundleLoader, environments: Environments, arguments: LockInput, context: Context
+) -> EnvironmentsOutput:
+    """Lock what is asked for; entries that still are what is asked for stay, unless newer versions are wanted."""
+    return _Work(bundles, environments, arguments, context).lock(check=arguments.check, upgrade=arguments.upgrade)
+
+
+def build(
+    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+) -> EnvironmentsOutput:
+    """Build what is locked."""
+    return _Work(bundles, environments, arguments, context).build()
+
+
+def show(
+    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+) -> EnvironmentsOutput:
+    """Tell how environments stand; nothing is asked of an index."""
+    return _Work(bundles, environments, arguments, context).show()
+
+
+def clean(
+    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+) -> EnvironmentsOutput:
+    """Remove what is built, but for what programs use now."""
+    return _Work(bundles, environments, arguments, context).clean()
+
+
+class _Work:
+    """One call: the skills it is about, how their environments stand, and what becomes of them."""
+
+    def __init__(
+        self, bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+    ) -> None:
+        bundle = bundles.open(arguments.bundle, context)
+        self._environments, self._emit = environments, context.emit
+        self._bundle, self._lock = bundle.name, lock_of(bundle.root)
+        self._skills = list(_chosen(dict(bundles.subsystem(bundle).registry), arguments.skills))
+        self._failed: list[EnvironmentRow] = []
+        specs: dict[str, EnvironmentSpec] = {}
+        for skill in self._skills:
+            for key, spec in (*declared(skill), *_node_error(skill)):
+                if isinstance(spec, KdskillsError):
+                    self._failed.append(_failed_row(key, spec))
+                else:
+                    specs[key] = spec
+        self._states = environments.states(self._skills, self._lock, specs)
+
+    def plan(self) -> EnvironmentsOutput:
+        return self._answer(self._each(lambda state: self._row(state, self._locked(state, upgrade=False), "planned")))
+
+    def lock(self, *, check: bool, upgrade: bool) -> EnvironmentsOutput:
+        if check:
+            return self._answer([self._row(state, state.locked) for state in self._states])
+        entries = dict(read_lock(self._lock))
+
+        def locked_row(state: EnvironmentState) -> EnvironmentRow | None:
+            if state.spec is None:
+                del entries[state.key]
+                return None
+            entries[state.key] = self._locked(state, upgrade=upgrade)
+            return self._row(state, entries[state.key])
+
+        rows = self._each(locked_row)
+        return self._answer(rows, changed=write_lock(self._lock, entries))
+
+    def build(self) -> EnvironmentsOutput:
+        def built_row(state: EnvironmentState) -> EnvironmentRow:
+            if state.locked is not None and not state.problem:
+                self._environments.build(state.locked, self._tell)
+            return self._row(state, state.locked)
+
+        return self._answer(self._each(built_row), good=("built",))
+
+    def show(self) -> EnvironmentsOutput:
+        return self._answer([self._row(state, state.locked) for state in self._states], good=("built",))
+
+    def clean(self) -> EnvironmentsOutput:
+        locked = [state.locked for state in self._states if state.locked is not None]
+        freed, staying = self._environments.store.remove(locked)
+        rows = [self._row(state, state.locked) for state in self._states]
+        return EnvironmentsOutput(ok=not staying, bundle=self._bundle, rows=tuple(rows), freed=freed)
+
+    def _locked(self, state: EnvironmentState, *, upgrade: bool) -> LockedEnvironment:
+        if state.locked is not None and (state.spec is None or not (state.problem or upgrade)):
+            return state.locked
+        assert state.spec is not None
+        return self._environments.resolve(state.key, state.spec, self._tell)
+
+    def _each(self, do: Callable[[EnvironmentState], EnvironmentRow | None]) -> list[EnvironmentRow]:
+        """Do something with every environment; one that fails does not keep the others from it."""
+        rows = []
+        for state in self._states:
+            try:
+                row = do(state)
+            except KdskillsError as error:
+                row = _failed_row(state.key, error)
+            rows += [] if row is None else [row]
+        return rows
+
+    def _row(self, state: EnvironmentState, locked: LockedEnvironment | None, new: str = "locked") -> EnvironmentRow:
+        """Return how an environment stands; *new* is what one is called that the lock file has not got."""
+        fresh = locked is not None and state.spec is not None and (locked is not state.locked or not state.problem)
+        facts: dict[str, Any] = {
+            "key": state.key,
+            "requirements": () if state.spec is None else state.spec.requirements,
+        }
+        if locked is not None:
+            facts["packages"] = tuple(f"{package.name} {package.version}" for package in locked.packages)
+            facts["download"] = sum(package.size for package in locked.packages)
+        mount = self._environments.store.built(locked) if locked is not None and fresh else None
+        if mount is not None and locked is not None:
+            size = self._environments.store.size_of(locked)
+            return EnvironmentRow(**facts, state="built", digest=mount.digest, size=size)
+        if fresh:
+            return EnvironmentRow(**facts, state="locked" if locked is state.locked else new)
+        word = "unneeded" if state.spec is None else "unlocked" if state.locked is None else "stale"
+        codes = {"unlocked": "environment_lock_missing", "stale": "environment_lock_stale"}
+        return EnvironmentRow(**facts, state=word, reason=state.problem, code=codes.get(word, ""), who="operator")
+
+    def _answer(
+        self,
+        rows: list[EnvironmentRow],
+        *,
+        changed: bool = False,
+        good: tuple[str, ...] = ("built", "locked", "planned"),
+    ) -> EnvironmentsOutput:
+        every = sorted([*self._failed, *rows], key=lambda row: row.key)
+        ok = all(row.state in good for row in every)
+        return EnvironmentsOutput(ok=ok, bundle=self._bundle, rows=tuple(every), changed=changed)
+
+    def _tell(self, kind: str, what: str, size: int) -> None:
+        if self._emit is not None:
+            self._emit(EnvironmentEvent(kind=kind, what=what, size=size))
+
+
+def _chosen(skills: dict[str, Skill], refs: tuple[str, ...]) -> Iterator[Skill]:
+    """Yield the skills of *refs*, by full id or id. Raises BadRequest, `unknown_skill`."""
+    if not refs:
+        yield from skills.values()
+    for ref in refs:
+        matches = [skill for skill in skills.values() if ref in {skill.full_id, skill.id}]
+        if len(matches) != 1:
+            words = f"{len(matches)} skills have the id" if matches else "there is no skill"
+            raise BadRequest(f"{words} {ref!r} in the bundle", code="unknown_skill", ref=ref)
+        yield matches[0]
+
+
+def _node_error(skill: Skill) -> Iterator[tuple[str, KdskillsError]]:
+    """Yield that packages of Node are needed, where they are."""
+    with suppress(KdskillsError):  # told with the declarations
+        if spec_of(skill).node is not None:
+            message = "packages of Node are not brought"
+            yield f"{skill.full_id}/package.json", EnvironmentFailed(message, code="environment_node_unsupported")
+
+
+def _failed_row(key: str, error: KdskillsError) -> EnvironmentRow:
+    return EnvironmentRow(key=key, state="failed", reason=error.message, code=error.code, who=error.who)
