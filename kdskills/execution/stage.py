@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def check_environment(mount: EnvironmentMount, *, passable: bool = False) -> Pat
         elif passable and (closed := next((path for path in root.parents if not path.stat().st_mode & 0o001), None)):
             problem = f"is closed to programs: they cannot pass {closed}"
         else:
-            os.utime(root)
+            with suppress(OSError):  # a cache that is only read from is not tidied from here
+                os.utime(root)
     except OSError as error:
         problem = f"cannot be used: {error.strerror}"
     if problem:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ROOT_USER: Final = "root"
 REQUEST_S: Final = 60.0
+SLOWEST: Final = 1024 * 1024
+"""Bytes a second that a file is at least sent with."""
 
 Code = Literal["unauthorized", "rate_limited", "gone", "file_missing", "unreachable"]
 
@@ -132,9 +134,9 @@ class Machine:
             self._sandbox.set_timeout(round(timeout_s))
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file as root."""
+        """Write a file as root; a large one, such as an environment, may take longer than other requests."""
         with self._inside():
-            self._sandbox.files.write(path, data, user=ROOT_USER)
+            self._sandbox.files.write(path, data, user=ROOT_USER, request_timeout=REQUEST_S + len(data) / SLOWEST)
 
     def read(self, path: str) -> bytes:
         """Read a file as root; `file_missing` when it is not there."""
