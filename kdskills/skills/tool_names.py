@@ -64,10 +64,10 @@ class AllowedTool:
         parsed = simple_commands(prefix)
         if parsed is None or len(parsed) != 1:
             return False
-        wanted = parsed[0].words
-        words = command.words[: len(wanted)] if prefix != self.only else command.words
-        pairs = zip(wanted, words, strict=False)
-        return len(words) == len(wanted) and all(word.fits(rule) for rule, word in pairs)
+        rule_words = parsed[0].words
+        words = command.words[: len(rule_words)] if prefix != self.only else command.words
+        pairs = zip(rule_words, words, strict=False)
+        return len(words) == len(rule_words) and all(word.fits(rule) for rule, word in pairs)
 
 
 def allowed_tools(entries: Iterable[str]) -> tuple[AllowedTool, ...]:

@@ -79,8 +79,8 @@ async def file_bytes(turn: Turn, address: FileAddress) -> bytes:
         raise refuse("not_a_file", "this is a folder; files.glob lists what is in it", path=address.spelled("."))
     if address.skill is None:
         return await asyncio.to_thread(turn_bytes, turn, address.path)
-    found = await turn.session.read(address.path, skill=address.skill, encoding="binary")
-    return base64.b64decode(found.b64 or "")
+    resource = await turn.session.read(address.path, skill=address.skill, encoding="binary")
+    return base64.b64decode(resource.b64 or "")
 
 
 async def paths_below(turn: Turn, address: FileAddress) -> list[str]:
@@ -113,20 +113,20 @@ async def _read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
         content = turn.sources.adopt(turn.subsystem.registry[address.skill], content)
     lines = content.splitlines(keepends=True)
     first, room = arguments.offset - 1, max(2_000, Budget.of(turn.window).result * 2)
-    shown: list[str] = []
+    page: list[str] = []
     for line in lines[first : first + arguments.limit]:
         if len(line) > room:
             break
-        shown.append(line)
+        page.append(line)
         room -= len(line)
     facts: dict[str, Any] = {"path": address.spelled(address.path), "size": len(data), "lines": len(lines)}
-    if not shown and first < len(lines):  # one line that is longer than an answer
-        shown = [lines[first][:room]]
+    if not page and first < len(lines):  # one line that is longer than an answer
+        page = [lines[first][:room]]
         facts["cut"] = f"line {first + 1} has {len(lines[first])} characters"
-    facts["shown"] = [first + 1, first + len(shown)] if shown else None
-    if first + len(shown) < len(lines):
-        facts["next_offset"] = first + len(shown) + 1
-    return ToolAnswer(facts | {"text": "".join(shown)})
+    facts["shown"] = [first + 1, first + len(page)] if page else None
+    if first + len(page) < len(lines):
+        facts["next_offset"] = first + len(page) + 1
+    return ToolAnswer(facts | {"text": "".join(page)})
 
 
 def _text(data: bytes, address: FileAddress, path: str) -> str:
@@ -193,15 +193,15 @@ class FileGrepInput(ToolArguments):
 async def _grep(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     assert isinstance(arguments, FileGrepInput)
     pattern = linear_pattern(arguments.pattern, ignore_case=arguments.ignore_case)
-    wanted = file_glob(arguments.glob, "/glob") if arguments.glob else None
+    glob = file_glob(arguments.glob, "/glob") if arguments.glob else None
     address = await address_of(call.turn, arguments.path)
-    paths = [path for path in await paths_below(call.turn, address) if wanted is None or _named(wanted, path)]
-    _require_files(paths, address, arguments.path, searched=wanted is None)
+    paths = [path for path in await paths_below(call.turn, address) if glob is None or _matches_name(glob, path)]
+    _require_files(paths, address, arguments.path, searched=glob is None)
     matches: list[str] = []
     skipped: list[str] = []
     async for path, lines in _texts(call.turn, address, paths, skipped):
-        left = arguments.limit + 1 - len(matches)
-        numbers = await asyncio.to_thread(matching_lines, pattern, lines, left)
+        room = arguments.limit + 1 - len(matches)
+        numbers = await asyncio.to_thread(matching_lines, pattern, lines, room)
         matches += [f"{address.spelled(path)}:{number}:{lines[number - 1][:MAX_LINE]}" for number in numbers]
         if len(matches) > arguments.limit:
             break
@@ -286,7 +286,7 @@ def file_glob(pattern: str, pointer: str) -> OutputGlob:
     return compile_glob(clean)
 
 
-def _named(glob: OutputGlob, path: str) -> bool:
+def _matches_name(glob: OutputGlob, path: str) -> bool:
     parts = tuple(path.split("/"))
     return glob.matches(parts if "/" in glob.pattern else parts[-1:])
 

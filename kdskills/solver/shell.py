@@ -206,18 +206,18 @@ def _workdir(turn: Turn, workdir: str, mounts: Sequence[SkillMount]) -> str:
 # ---- what came of it ----
 
 
-def shell_answer(call: ToolContext, result: ExecResult, gone: Iterable[str] = ()) -> ToolAnswer:
-    """Return what the model reads of a command that ended; its files are the turn's from now on, without those *gone*."""
+def shell_answer(call: ToolContext, result: ExecResult, removals: Iterable[str] = ()) -> ToolAnswer:
+    """Return what the model reads of a command that ended; its files are the turn's from now on, without those *removals*."""
     turn, error = call.turn, result.error
     if error is not None and error.code in MISSING_PROGRAM and error.stage != "program":
         raise refuse("interpreter_missing", "there is no bash in the executor, no defect of the command")
     collected = turn.workspace.collect(result.artifacts)
-    removed = turn.workspace.remove(gone)
+    removed = turn.workspace.remove(removals)
     answer = describe(result) | file_facts(result, collected)
     if removed:
         answer["removed"] = list(removed)
     for name, stream in (("stdout", result.stdout), ("stderr", result.stderr)):
-        answer |= dict(_shown(call, name, stream))
+        answer |= dict(_stream_facts(call, name, stream))
     tell_files(turn, collected, "exec.shell")
     return ToolAnswer(answer, tuple(file.path for file in collected.files), bool(collected.files or removed))
 
@@ -235,7 +235,7 @@ def shown_chars(turn: Turn) -> int:
     return min(SHOWN_CHARS, max(500, Budget.of(turn.window).result))
 
 
-def _shown(call: ToolContext, name: str, stream: Stream) -> Iterator[tuple[str, Any]]:
+def _stream_facts(call: ToolContext, name: str, stream: Stream) -> Iterator[tuple[str, Any]]:
     """Give the fields of a stream: its head and tail where it is long, and the turn's file with all that was kept."""
     turn = call.turn
     room = shown_chars(turn)

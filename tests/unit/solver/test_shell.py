@@ -54,6 +54,13 @@ async def test_a_command_is_bash_on_the_turns_files_and_loaded_skills(solve, exe
     assert (request.workdir, request.limits.wall_s, request.outputs, request.network) == (".", 7, ("**",), "none")
 
 
+async def test_hosts_granted_to_loaded_skills_may_be_reached(solve, executor):
+    """Those of the loaded ones alone."""
+    grants = {"acme.sales": ("example.org",), "acme.brief": ("other.example",)}
+    await shell(solve, "curl https://example.org", network=grants)
+    assert executor.requests[0].network == ("example.org",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
