@@ -195,10 +195,8 @@ class SkillRuntime:
             count=count,
             network=network or {},
         ).check()
-        self.config = config
-        self.store: SessionStore = store if store is not None else MemoryStore()
-        self._catalog = catalog
-        bodies = Bodies(config.limits.max_body_bytes)
+        self.config, self._catalog, bodies = config, catalog, Bodies(config.limits.max_body_bytes)
+        self.store: SessionStore = MemoryStore() if store is None else store
         self._core = Core(config, _gate_of(subsystem, view, catalog, consumer), self.store, bodies)
         self._catalogs = Catalogs()
         self.sync = SyncFacade(self)
