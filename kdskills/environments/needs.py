@@ -53,10 +53,15 @@ _UV_INDEXES = ("index", "index-url", "extra-index-url", "find-links")
 
 
 class SkillNeeds(NamedTuple):
-    """What is declared for a script or for a whole skill, and what of it cannot be honoured."""
+    """What is declared for a script or for a whole skill, and what of it cannot be honoured.
+
+    `python_origin` and `program_origin` name the file that speaks for Python packages, and for programs.
+    """
 
     spec: EnvironmentSpec
     diagnostics: tuple[Diagnostic, ...] = ()
+    python_origin: str = ""
+    program_origin: str = ""
 
 
 def spec_of(skill: Skill, script: str | None = None, *, folder: Path | None = None) -> EnvironmentSpec:
@@ -69,9 +74,9 @@ def spec_of(skill: Skill, script: str | None = None, *, folder: Path | None = No
     needs = needs_of(skill, script, folder=folder)
     for finding in needs.diagnostics:
         if finding.severity == "error":
-            place = f"{finding.path}:{finding.line}" if finding.line else finding.path
+            position = f"{finding.path}:{finding.line}" if finding.line else finding.path
             raise AuthorMustAct(
-                f"{place}: {finding.message}",
+                f"{position}: {finding.message}",
                 code=finding.code,
                 skill=skill.full_id,
                 path=finding.path,
@@ -88,15 +93,12 @@ def needs_of(skill: Skill, script: str | None = None, *, folder: Path | None = N
     reader = _Reader(folder)
     suffix = posixpath.splitext(script or "")[1].lower()
     fields = _kdskills_fields(skill, reader)
-    spec = EnvironmentSpec()
-    if suffix not in NODE_SUFFIXES:
-        spec = _python_spec(reader, script, fields)
-    if suffix != ".py":
-        node, origins = _node_spec(reader, script, fields)
-        spec = replace(spec, node=node, origins=tuple(dict.fromkeys((*spec.origins, *origins))))
-    programs, origins = _programs(reader, fields)
-    spec = replace(spec, programs=programs, origins=tuple(dict.fromkeys((*spec.origins, *origins))))
-    return SkillNeeds(spec, tuple(reader.findings))
+    python = _python_spec(reader, script, fields) if suffix not in NODE_SUFFIXES else EnvironmentSpec()
+    node, node_origins = _node_spec(reader, script, fields) if suffix != ".py" else (None, ())
+    programs, program_origin = _programs(reader, fields)
+    origins = [*python.origins, *node_origins, *([program_origin] if programs else [])]
+    spec = replace(python, node=node, programs=programs, origins=tuple(dict.fromkeys(origins)))
+    return SkillNeeds(spec, tuple(reader.findings), next(iter(python.origins), ""), program_origin)
 
 
 def combined(specs: Iterable[EnvironmentSpec]) -> EnvironmentSpec:
@@ -165,7 +167,7 @@ class _Reader:
         return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _beside(script: str | None, name: str) -> Iterator[str]:
+def _candidates(script: str | None, name: str) -> Iterator[str]:
     """Yield where a file that speaks for *script* may lie: beside it, in `scripts/`, at the skill's top."""
     folders = (posixpath.dirname(script) if script else "scripts", "scripts", "")
     yield from dict.fromkeys(posixpath.join(folder, name) for folder in folders)
@@ -176,7 +178,7 @@ def _beside(script: str | None, name: str) -> Iterator[str]:
 
 def _python_spec(reader: _Reader, script: str | None, fields: Mapping[str, _Field]) -> EnvironmentSpec:
     spec = None if script is None else _inline_spec(reader, script)
-    for path in _beside(script, REQUIREMENTS):
+    for path in _candidates(script, REQUIREMENTS):
         spec = _file_spec(reader, path) if spec is None else spec
     spec = _project_spec(reader) if spec is None else spec
     if spec is None and "python" in fields:
@@ -202,11 +204,11 @@ def script_blocks(text: str) -> tuple[list[str], list[int]]:
         end = len(comments) - 1
         while end >= 0 and comments[end] != _END:
             end -= 1
-        starts = ((at, _START.fullmatch(comment)) for at, comment in enumerate(comments[: max(end - 1, 0)]))
-        at, start = next(((at, match) for at, match in starts if match), (0, None))
+        starts = ((index, _START.fullmatch(comment)) for index, comment in enumerate(comments[: max(end - 1, 0)]))
+        index, start = next(((index, match) for index, match in starts if match), (0, None))
         if start is not None and start[1] == "script":
-            blocks.append("".join(comment[2:] + "\n" for comment in comments[at + 1 : end]))
-            begins.append(number - len(comments) + at + 1)
+            blocks.append("".join(comment[2:] + "\n" for comment in comments[index + 1 : end]))
+            begins.append(number - len(comments) + index + 1)
         comments.clear()
     return blocks, begins
 
@@ -251,16 +253,16 @@ def _toml(reader: _Reader, path: str, text: str, before: int) -> dict[str, Any]:
 
 
 def _table_spec(
-    reader: _Reader, path: str, own: Mapping[str, Any], table: Mapping[str, Any], text: str, before: int
+    reader: _Reader, path: str, project: Mapping[str, Any], table: Mapping[str, Any], text: str, before: int
 ) -> EnvironmentSpec:
-    """Return what `dependencies` and `requires-python` of *own* say; *before* lines stand above *text* in the file."""
+    """Return what `dependencies` and `requires-python` of *project* say; *before* lines stand above *text* in the file."""
     lines = text.split("\n")
 
     def line_of(part: str) -> int | None:
         return next((before + number for number, line in enumerate(lines, 1) if part in line), before or None)
 
     spec = EnvironmentSpec()
-    words = own.get("dependencies", [])
+    words = project.get("dependencies", [])
     if isinstance(words, list) and all(isinstance(word, str) for word in words):
         spec = _listed_spec(reader, path, words, line_of)
     else:
@@ -280,7 +282,7 @@ def _table_spec(
                     f"{name!r} has a source of its own, and packages come from the operator's index",
                     line_of(name),
                 )
-    versions = own.get("requires-python", "")
+    versions = project.get("requires-python", "")
     try:
         readable = isinstance(versions, str) and len(versions) <= MAX_REQUIREMENT
         return replace(spec, requires_python=str(SpecifierSet(versions if readable else "?")))
@@ -374,14 +376,14 @@ def _tools_table(reader: _Reader) -> tuple[str, Mapping[str, Any]]:
     return TOOLS_FILES[0], {}
 
 
-def _programs(reader: _Reader, fields: Mapping[str, _Field]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _programs(reader: _Reader, fields: Mapping[str, _Field]) -> tuple[tuple[str, ...], str]:
     if "programs" not in fields:
-        return (), ()
+        return (), ""
     origin, words = fields["programs"]
     for word in words:
         if not _PROGRAM.fullmatch(word):
             reader.refuse(origin, f"{word[:80]!r} is no name of a program")
-    return tuple(sorted({word for word in words if _PROGRAM.fullmatch(word)})), (origin,)
+    return tuple(sorted({word for word in words if _PROGRAM.fullmatch(word)})), origin
 
 
 # -- Node --------------------------------------------------------------------------------------------------------------
@@ -391,7 +393,7 @@ def _node_spec(
     reader: _Reader, script: str | None, fields: Mapping[str, _Field]
 ) -> tuple[NodeSpec | None, tuple[str, ...]]:
     """Return the Node packages of a script and which files say so."""
-    for path in _beside(script, "package.json"):
+    for path in _candidates(script, "package.json"):
         manifest = reader.data(path)
         table = None if manifest is None else _json(reader, path, manifest)
         if manifest is not None and table is not None and _check_manifest(reader, path, table):
@@ -405,8 +407,8 @@ def _node_spec(
     origin, words = fields["node"]
     packages = {}
     for word in words:
-        at = word.find("@", 1)
-        packages[word if at < 0 else word[:at]] = "*" if at < 0 else word[at + 1 :]
+        sign = word.find("@", 1)
+        packages[word if sign < 0 else word[:sign]] = "*" if sign < 0 else word[sign + 1 :]
     table = {"dependencies": dict(sorted(packages.items()))}
     return (NodeSpec(json.dumps(table).encode()), (origin,)) if _check_manifest(reader, origin, table) else (None, ())
 
@@ -452,3 +454,8 @@ def _check_lock(reader: _Reader, path: str, table: Mapping[str, Any]) -> None:
         resolved = row.get("resolved") if isinstance(row, dict) else None
         if not isinstance(resolved, str) or not resolved.startswith(_REGISTRY) or not row.get("integrity"):
             reader.refuse(path, f"{name[:80]!r} is not locked to a file of the registry with its digest")
+
+
+def node_packages(node: NodeSpec) -> list[str]:
+    """Return the names of the packages that a manifest, already found good, depends on."""
+    return sorted(json.loads(node.manifest)["dependencies"])

@@ -256,6 +256,12 @@ def image_versions(packages: Iterable[str] = ()) -> dict[str, str]:
     return versions
 
 
+def image_programs() -> frozenset[str]:
+    """Return the names of the programs that the tree has on its path."""
+    tools = recipe(image_recipe_dir() / "tools.txt")
+    return frozenset(name for name, needed in tools if needed or shutil.which(name, path=_PATH)) | {"python3", "python"}
+
+
 def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
     """Return the prepared tree for this interpreter and these sources, building it when it is not there yet.
 

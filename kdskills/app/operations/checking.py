@@ -21,8 +21,10 @@ from kdskills.app.operations.bundles import demo_consumers, demo_of
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import EVERYONE
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
+from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
 from kdskills.execution.egress import asked_network, host_rule
+from kdskills.session.config import INTERPRETERS
 from kdskills.skills import parse_skill, validate_skill
 from kdskills.skills.discovery import enters, unreadable_note
 from kdskills.skills.fix import apply_fix, plan_fix
@@ -200,13 +202,15 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
     elif kind == "folder":
         folders = skill_folders(path, findings)
     skills = {}
+    image = ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
         skill = parse_skill(folder).skill
         if skill is not None:
             skills[prefix.removesuffix("/")] = skill
-            skill_findings += [*network_findings(skill), *answers.check_skill(skill)]
+            needs = SkillScripts(skill, image).findings()
+            skill_findings += [*network_findings(skill), *answers.check_skill(skill), *needs]
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     findings += _alike_findings(skills, catalogs)
     unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
@@ -270,15 +274,28 @@ def _mend(path: Path, arguments: FixInput) -> tuple[Change | None, Path]:
     return Change(path=printable_path(str(path)), done=done, skipped=skipped, diff=plan.diff if done else ""), file
 
 
+def _declare(path: Path, file: Path, image: ImageContent, *, dry_run: bool) -> Iterator[Change]:
+    """Write into scripts what they import, where that is certain; the skill was at *path*, and its file is *file* now."""
+    skill = parse_skill(file).skill
+    folder = path.parent if path.name in SKILL_FILES else path
+    for plan in () if skill is None else SkillScripts(skill, image).declare(dry_run=dry_run):
+        done = () if plan.reason else ("It declares what it imports.",)
+        skipped = (f"What it imports stays undeclared: {plan.reason}.",) if plan.reason else ()
+        script = printable_path(str(folder / plan.path))
+        yield Change(path=script, done=done, skipped=skipped, diff=plan.diff if done else "")
+
+
 def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, context: Context) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
     top = arguments.path
     _loaded_bundle(bundles, top, context)  # what cannot be judged afterwards is not mended
     is_directory = is_folder(top)
     changes = []
+    image = ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)
     for path in skill_folders(top) if is_directory else [top]:
         change, file = _mend(path, arguments)
         changes += [] if change is None else [change]
+        changes += _declare(path, file, image, dry_run=arguments.dry_run)
         if path == top and not arguments.dry_run and file != path:  # it may have another name now
             top = file.parent if is_directory else file
     report = check(bundles, answers, CheckInput(path=top, verdict=arguments.verdict), context)

@@ -13,8 +13,10 @@ from pydantic import Field
 from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
+from kdskills.environments.script_report import ImageContent, ScriptReport, SkillScripts
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.execution.egress import asked_network, granted
+from kdskills.session.config import INTERPRETERS
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
@@ -284,6 +286,22 @@ class RefInput(ViewInput):
         return answer if _is_visible(answer) else Refused("unknown_skill", "", self.ref).public()
 
 
+class ScriptNeeds(Output):
+    """What one script needs: declared, in which files (`origins`), and what else it seems to need (`suggested`, guesses with `?`).
+
+    `missing` are the packages and programs of both that the sandbox's image does not have; an environment brings packages.
+    """
+
+    path: str
+    requirements: tuple[str, ...]
+    requires_python: str
+    node: tuple[str, ...]
+    programs: tuple[str, ...]
+    origins: tuple[str, ...]
+    suggested: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
 class ShowOutput(Output):
     """One skill in full: its facts, its text and its companions."""
 
@@ -305,6 +323,7 @@ class ShowOutput(Output):
     body: str
     compact: str | None
     sources: tuple[dict[str, Any], ...]
+    scripts: tuple[ScriptNeeds, ...] = ()
     diagnostics: tuple[Finding, ...]
 
 
@@ -331,8 +350,13 @@ async def show_skill(bundles: BundleLoader, arguments: RefInput, context: Contex
         tools=_tool_texts(skill),
         frontmatter=dict(skill.frontmatter),
         sources=tuple(dict(row) for row in skill.sources),
+        scripts=tuple(map(ScriptNeeds.of, await asyncio.to_thread(_script_reports, bundles, skill))),
         diagnostics=(*skill.diagnostics, *granting, *arguments.asker_findings(subsystem, context)),
     )
+
+
+def _script_reports(bundles: BundleLoader, skill: Skill) -> tuple[ScriptReport, ...]:
+    return SkillScripts(skill, ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)).rows()
 
 
 class RenderInput(ViewInput):
@@ -498,6 +522,9 @@ async def why(bundles: BundleLoader, settings: Settings, arguments: RefInput, co
         notes.append(f"{arguments.ref} was read as {ref}, the only skill of that id")
     if explained.code == "unknown_skill" and (similar := suggestions(subsystem, arguments.ref)):
         notes.append(f"did you mean {' or '.join(similar)}?")
+    skill = subsystem.registry.get(explained.full_id or "")
+    rows = () if skill is None else await asyncio.to_thread(_script_reports, bundles, skill)
+    notes += [row.note for row in rows if row.note]
     notes += [f"{finding.message}; {finding.fix}" for finding in arguments.asker_findings(subsystem, context)]
-    notes += _network_notes(subsystem.registry.get(explained.full_id or ""), settings)
+    notes += _network_notes(skill, settings)
     return WhyOutput.model_validate(explained.to_json() | {"notes": notes})

@@ -220,10 +220,16 @@ def skill(answer: Any) -> None:
             facts.add_row(name, line(", ".join(getattr(answer, name))))
     out.print(facts)
     out.print(Panel(Markdown(disarmed(answer.body)), title="instructions", title_align="left"))
+    for script in answer.scripts:
+        needs = [f"{name} {', '.join(words)}" for name in _NEEDS if (words := getattr(script, name))]
+        out.print(f"script {line(script.path)}: {line('; '.join(needs))}", soft_wrap=True)
     for row in answer.sources:
         words = f"{line(str(row.get('sid', '-')))}: {line(str(row.get('title', '')))} {line(str(row.get('url', '')))}"
         out.print(f"source {words}", soft_wrap=True)
     findings(answer.diagnostics)
+
+
+_NEEDS: Final = ("requirements", "node", "programs", "origins", "suggested", "missing")
 
 
 @Row(

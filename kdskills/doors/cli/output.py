@@ -233,4 +233,9 @@ def findings(diagnostics: tuple[Any, ...]) -> None:
         text = f"[{style}]{diagnostic.severity}\\[{diagnostic.code}][/] {line(diagnostic.message)}{ref}"
         out.print(f"{line(position)}{' ' if position else ''}{text}", soft_wrap=True)
         if diagnostic.fix:
-            out.print(f"    [green]cure:[/] {line(diagnostic.fix)}", soft_wrap=True)
+            # Texts of ours to copy keep their lines; of others a line end could forge a finding.
+            ours = diagnostic.code == "dependency_undeclared"
+            cure, *copied = diagnostic.fix.split("\n") if ours else [diagnostic.fix]
+            out.print(f"    [green]cure:[/] {line(cure)}", soft_wrap=True)
+            for text in copied:
+                out.print(line(text), soft_wrap=True)
