@@ -81,8 +81,10 @@ async def planted_modules_do_not_run(executor: Executor) -> None:
 
 
 async def environment_is_read_only(executor: Executor) -> None:
-    """Nothing in an environment can be changed, added, removed or given another mode."""
+    """Nothing in an environment can be changed, added, removed or given another mode, whatever modes its files have."""
     with small_environment() as mount:
+        for path in mount.root.rglob("*"):
+            path.chmod(path.stat().st_mode | 0o222)  # the wall holds, not their modes
         tries = (
             *("touch $PYTHONPATH/new", "rm $PYTHONPATH/packed.py", "echo x >> $PYTHONPATH/packed.py"),
             *("chmod 777 $PYTHONPATH/packed.py", "mv $PYTHONPATH $PYTHONPATH.old", "mkdir $PYTHONPATH/../new"),
