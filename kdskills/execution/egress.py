@@ -194,6 +194,7 @@ class RequestHead:
     headers: tuple[tuple[str, str], ...]
     size: int | None
     waits: bool  # for `100 Continue`
+    version: str
 
     def forwarded(self, further: Mapping[str, str]) -> bytes:
         """Return the head for the server itself, for one request; *further* headers take the place of those of their names."""
@@ -202,7 +203,7 @@ class RequestHead:
         if self.size is None:
             headers.append(("Transfer-Encoding", "chunked"))
         lines = [
-            f"{self.method} {self.path} HTTP/1.1",
+            f"{self.method} {self.path} {self.version}",
             *(f"{name}: {value}" for name, value in (*headers, *further.items())),
         ]
         return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
@@ -249,7 +250,7 @@ def parse_head(data: bytes, inside: tuple[str, int] | None = None) -> RequestHea
     passed_on = tuple((name, value) for name, value in fields if name.lower() not in {*about_link, "host"})
     waits = any(name.lower() == "expect" for name, _ in fields) and version == "HTTP/1.1"
     headers = (("Host", authority(host, port, 80 if inside is None else 443)), *passed_on)
-    return RequestHead(method, host, port, path, headers, size, waits)
+    return RequestHead(method, host, port, path, headers, size, waits, version)
 
 
 def _header_fields(lines: Sequence[str]) -> list[tuple[str, str]]:

@@ -350,16 +350,19 @@ class EgressProxy:
         if client is None:
             self._note(NetworkConnection("", 0, "bad_request"))
             return
-        with self._lock:
-            crowded = len(self._threads) >= self.bounds.connections
-        if crowded:
-            client.close()
-            self._note(NetworkConnection("", 0, "too_many"))
-            return
         thread = threading.Thread(target=self._serve, args=(client,), name="kdskills-egress-connection", daemon=True)
         with self._lock:
-            self._threads.add(thread)
-        thread.start()
+            admitted = len(self._threads) < self.bounds.connections
+            if admitted:
+                self._threads.add(thread)
+        with suppress(RuntimeError):  # this process can have no more threads
+            if admitted:
+                thread.start()
+                return
+        client.close()
+        with self._lock:
+            self._threads.discard(thread)
+        self._note(NetworkConnection("", 0, "too_many"))
 
     def _serve(self, client: socket.socket) -> None:
         try:

@@ -11,6 +11,14 @@ from kdskills.testing.conformance.environments import PROMISES
 
 BOMB = "import os,time\nn=0\ntry:\n while n < 500:\n  if os.fork()==0: time.sleep(30)\n  n+=1\nexcept OSError as e: print(n)"
 
+REFUSED = """
+import kdskills_runtime, urllib.request, urllib.error
+try:
+    urllib.request.urlopen("http://other.invalid/", timeout=20)
+except urllib.error.HTTPError as error:
+    kdskills_runtime.report(error.code)
+"""
+
 
 async def main() -> None:
     """Probe, then run one program of each kind."""
@@ -29,6 +37,7 @@ async def main() -> None:
             await promise.check(engine)
         except AssertionError as error:
             packages.append(f"{promise.name}: {error}")
+    refused = await engine.run(ExecRequest(code=REFUSED, network=("granted.invalid",)))
     seen = {
         "probe": report.ok,
         "cure": report.cure,
@@ -39,6 +48,7 @@ async def main() -> None:
         "memory": [memory.status, "MemoryError" in memory.stderr.text],
         "bomb": bomb.stdout.text,
         "hang": hang.status,
+        "network": [refused.value, [row.outcome for row in refused.connections]],
         "packages": packages,
     }
     json.dump(seen, sys.stdout)

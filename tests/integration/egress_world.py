@@ -237,6 +237,30 @@ kdskills_runtime.report(answers)
 """
 
 
+BOUNDED = """
+import http.client, socket, time, urllib.request
+import kdskills_runtime
+
+def opened(url):
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return len(answer.read())
+    except http.client.IncompleteRead as error:
+        return "cut after " + str(len(error.partial))
+    except OSError as error:
+        return str(error)
+
+with socket.create_connection(("127.0.0.1", 3128), timeout=20) as idle:
+    idle.sendall(b"CONNECT www.example.net:443 HTTP/1.1\\r\\nHost: www.example.net:443\\r\\n\\r\\n")
+    head, began = idle.recv(1000).decode(), time.monotonic()
+    rest = idle.recv(1000)
+    idle_s = time.monotonic() - began
+kdskills_runtime.report([head, len(rest), idle_s, opened("http://www.example.net/big"), opened("http://www.example.net/ok")])
+"""
+"""Goes to the bounds of `SMALL`: an idle tunnel, a large answer, and what comes after it."""
+SMALL = {"size": 300_000, "seconds": 1.0}
+
+
 class FarServers:
     """Listens at every address of this network and tells of whoever comes."""
 
@@ -283,6 +307,7 @@ class FarServers:
                 link.sendall(f"HTTP/1.1 302 Found\r\nLocation: {path[10:]}\r\nContent-Length: 0\r\n\r\n".encode())
             else:
                 text = b"REACHED " + address.encode() + b" " + (body if path == "/echo" else b"")
+                text += b"x" * 2_000_000 if path == "/big" else b""
                 link.sendall(
                     b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(text) + text
                 )
@@ -387,7 +412,7 @@ def near(engine_name: str) -> None:
 
 async def run_attempts(engine_name: str, unix_path: str) -> dict[str, object]:
     """Run all attempts in one sandbox and return their answers, and the rows of the result."""
-    from kdskills.execution import ExecRequest, ExecutionOptions, Limits
+    from kdskills.execution import EgressBounds, ExecRequest, ExecutionOptions, Limits
 
     if engine_name == "docker":
         from kdskills.builtin.executors.docker import DockerExecutor as Engine
@@ -411,7 +436,11 @@ async def run_attempts(engine_name: str, unix_path: str) -> dict[str, object]:
     rows = [(row.host, row.port, row.outcome, row.address) for row in result.connections]
     if hasattr(engine, "close"):
         engine.close()
-    return {"answers": result.value, "rows": rows, "limits": sorted(result.limits_enforced)}
+    small = Engine(ExecutionOptions(egress=EgressBounds(**SMALL)))
+    bounded = await small.run(replace(request_, code=BOUNDED, globals={}))
+    told = [(row.outcome, row.received) for row in bounded.connections]
+    answers = {"answers": result.value, "rows": rows, "limits": sorted(result.limits_enforced)}
+    return answers | {"bounded": bounded.value, "bounded_rows": told}
 
 
 if __name__ == "__main__":

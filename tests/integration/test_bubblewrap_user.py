@@ -38,5 +38,6 @@ def test_an_ordinary_user_gets_the_same_wall(seen):
         "memory": ["nonzero", True],
         "bomb": "9\n",
         "hang": "timeout",
+        "network": [403, ["not_granted"]],
         "packages": [],
     }

@@ -14,7 +14,17 @@ import pytest
 from kdskills.execution import ExecRequest, ExecutionOptions, IsolationLevel
 from kdskills.testing.abuse import CASES, abuse, run_case
 from kdskills.testing.executors import conformance
-from tests.integration.egress_world import ATTEMPTS, FORBIDDEN, FORBIDDEN6, GRANTED, OTHER, PASSED, PUBLIC, PUBLIC6
+from tests.integration.egress_world import (
+    ATTEMPTS,
+    FORBIDDEN,
+    FORBIDDEN6,
+    GRANTED,
+    OTHER,
+    PASSED,
+    PUBLIC,
+    PUBLIC6,
+    SMALL,
+)
 
 pytestmark = [
     pytest.mark.needs("bubblewrap"),
@@ -105,6 +115,18 @@ def test_each_connection_is_a_row(world):
     } <= rows  # fmt: skip
     assert len(world["rows"]) >= len(ATTEMPTS) + len(PASSED)
     assert "network" in world["limits"]
+
+
+def test_time_and_bytes_are_bounded(world):
+    """An idle tunnel ends in its time; a run moves its bytes and no more, and is then refused."""
+    head, rest, seconds, big, later = world["bounded"]
+    assert head.startswith("HTTP/1.1 200 ")
+    assert (rest, seconds < 5) == (0, True)
+    assert big.startswith("cut after ")
+    assert "403" in later
+    (slow, _), (cut, received), (refused, _) = world["bounded_rows"]
+    assert (slow, cut, refused) == ("too_slow", "bytes_exceeded", "bytes_exceeded")
+    assert received < SMALL["size"] + 70_000
 
 
 class GrantedEngine:

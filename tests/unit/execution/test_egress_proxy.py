@@ -1,0 +1,158 @@
+"""The proxy of one run without any network: what it does with descriptors, crowds and programs that say nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from kdskills.execution import EgressBounds
+from kdskills.execution.egress import host_rules
+from kdskills.execution.egress_proxy import MAX_ROWS, EgressProxy
+
+
+@pytest.fixture
+def stack():
+    """Return a stack that closes what a test opens."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def start(stack):
+    """Return a function that starts a proxy, and gives it and the helper's end of its channel."""
+
+    def make(rules=("granted.invalid",), resolver=lambda host, port: [], **bounds):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        proxy = EgressProxy(ours, host_rules(rules), EgressBounds(**bounds), resolver)
+        stack.callback(proxy.close)
+        return proxy, stack.enter_context(theirs)
+
+    return make
+
+
+@pytest.fixture
+def connect(stack):
+    """Return a function that gives the proxy a connection, and the program's end of it."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def make(channel):
+        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        accepted, _ = listener.accept()
+        with accepted:
+            socket.send_fds(channel, [b"c"], [accepted.fileno()])
+        return client
+
+    return make
+
+
+def answer(client: socket.socket) -> bytes:
+    """Read to the end."""
+    data = b""
+    while piece := client.recv(65536):
+        data += piece
+    return data
+
+
+def test_descriptors_that_are_no_connections_are_closed(start, connect, tmp_path):
+    """Files, pipes, sockets of other kinds and listening ones are closed unused; the next connection is served."""
+    proxy, channel = start()
+    (tmp_path / "file").write_text("x")
+    with ExitStack() as opened:
+        pipes = os.pipe()
+        for fd in pipes:
+            opened.callback(os.close, fd)
+        pair = socket.socketpair()
+        plain = [
+            socket.socket(),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+            socket.create_server(("127.0.0.1", 0)),
+        ]
+        links = [opened.enter_context(link) for link in (*pair, *plain, socket.socket(socket.AF_INET6))]
+        file = opened.enter_context((tmp_path / "file").open("rb"))
+        for fd in (*pipes, file.fileno(), *(link.fileno() for link in links)):
+            socket.send_fds(channel, [b"c"], [fd])
+    channel.send(b"no descriptor")
+    client = connect(channel)
+    client.sendall(b"GET http://other.invalid/ HTTP/1.1\r\nHost: other.invalid\r\n\r\n")
+    assert answer(client).startswith(b"HTTP/1.1 403 ")
+    assert [row.outcome for row in proxy.close()] == ["bad_request"] * 9 + ["not_granted"]
+
+
+def test_a_crowd_waits_outside(start, connect):
+    """More connections than the bound are closed at once, and later ones are served again."""
+    proxy, channel = start(connections=2)
+    idle = [connect(channel) for _ in range(2)]
+    third = connect(channel)
+    assert answer(third) == b""
+    for client in idle:
+        client.sendall(b"GET http://other.invalid/ HTTP/1.1\r\nHost: other.invalid\r\n\r\n")
+        assert answer(client).startswith(b"HTTP/1.1 403 ")
+    while threading.active_count() > 2 and any("egress-connection" in thread.name for thread in threading.enumerate()):
+        time.sleep(0.01)
+    later = connect(channel)
+    later.sendall(b"x\n\n")
+    assert answer(later).startswith(b"HTTP/1.1 400 ")
+    assert sorted(row.outcome for row in proxy.close()) == ["bad_request", "not_granted", "not_granted", "too_many"]
+
+
+def test_who_says_nothing_is_answered_in_time(start, connect):
+    """A connection lasts no longer than the bound, even when its head never ends."""
+    proxy, channel = start(seconds=0.3)
+    client = connect(channel)
+    client.sendall(b"GET http://granted.invalid/ HTTP/1.1\r\n")
+    assert answer(client).startswith(b"HTTP/1.1 504 ")
+    assert proxy.close()[0].outcome == "too_slow"
+
+
+def test_the_end_of_a_run_ends_its_connections(start, connect):
+    """A proxy that is closed lets go of everything at once, threads and sockets too, and serves nothing any more."""
+    proxy, channel = start()
+    client = connect(channel)
+    client.sendall(b"GET http://granted.invalid/ HTTP/1.1\r\n")
+    time.sleep(0.05)
+    began = time.monotonic()
+    assert [row.outcome for row in proxy.close()] == ["run_over"]
+    assert time.monotonic() - began < 1
+    assert answer(client) == b""
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kdskills-egress")]
+    with pytest.raises(BrokenPipeError):
+        channel.send(b"c")
+
+
+def test_a_name_server_that_hangs_holds_nobody_up(start, connect):
+    """A run ends although a name is still being asked for, and nothing is connected to when the answer comes."""
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(host, port):
+        asked.set()
+        answered.wait(20)
+        return ["203.0.113.9"]
+
+    proxy, channel = start(resolver=slow)
+    client = connect(channel)
+    client.sendall(b"GET http://granted.invalid/ HTTP/1.1\r\nHost: granted.invalid\r\n\r\n")
+    assert asked.wait(20)
+    began = time.monotonic()
+    assert proxy.close() == ()
+    assert time.monotonic() - began < 3
+    answered.set()
+    assert answer(client) == b""
+    while any(thread.name.startswith("kdskills-egress") for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def test_rows_are_bounded(start, connect):
+    """A program that is refused for ever fills no memory: rows stop at the bound."""
+    proxy, channel = start()
+    with open(os.devnull, "rb") as null:  # noqa: PTH123 - a descriptor is all that is wanted
+        for _ in range(MAX_ROWS + 20):
+            socket.send_fds(channel, [b"c"], [null.fileno()])
+    client = connect(channel)
+    client.sendall(b"x\n\n")
+    answer(client)
+    assert len(proxy.close()) == MAX_ROWS
