@@ -384,30 +384,72 @@ def near(engine_name: str) -> None:
     )
     assert far.stdout is not None
     assert far.stdin is not None
-    assert far.stdout.readline() == "alone\n"
-    link_up(far.pid)
-    far.stdin.write("go\n")
-    far.stdin.flush()
-    assert far.stdout.readline() == "ready\n"
-    folder = Path(tempfile.mkdtemp(prefix="kdskills-egress-"))
-    for name, text in (
-        ("resolv.conf", "nameserver 203.0.113.53\nsearch other.example\n"),
-        ("nsswitch.conf", "hosts: files dns\n"),
-        ("hosts", ""),
-    ):
-        (folder / name).write_text(text, encoding="ascii")
-        shell("mount", "--bind", str(folder / name), f"/etc/{name}")
-    for port in (80, 443):
-        socket.create_server((NEAR, port)), socket.create_server(("127.0.0.1", port))
-    sockets = []
-    for where in ("\0kdskills-near", str(folder / "socket")):
-        sockets.append(socket.socket(socket.AF_UNIX))
-        sockets[-1].bind(where)
-        sockets[-1].listen()
-    results = asyncio.run(run_attempts(engine_name, str(folder / "socket")))
-    far.kill()
+    try:
+        assert far.stdout.readline() == "alone\n"
+        link_up(far.pid)
+        far.stdin.write("go\n")
+        far.stdin.flush()
+        assert far.stdout.readline() == "ready\n"
+        folder = Path(tempfile.mkdtemp(prefix="kdskills-egress-"))
+        for name, text in (
+            ("resolv.conf", "nameserver 203.0.113.53\nsearch other.example\n"),
+            ("nsswitch.conf", "hosts: files dns\n"),
+            ("hosts", ""),
+        ):
+            (folder / name).write_text(text, encoding="ascii")
+            shell("mount", "--bind", str(folder / name), f"/etc/{name}")
+        for port in (80, 443):
+            socket.create_server((NEAR, port)), socket.create_server(("127.0.0.1", port))
+        sockets = []
+        for where in ("\0kdskills-near", str(folder / "socket")):
+            sockets.append(socket.socket(socket.AF_UNIX))
+            sockets[-1].bind(where)
+            sockets[-1].listen()
+        results = asyncio.run(run_attempts(engine_name, str(folder / "socket")))
+    finally:  # it would outlive us, and hold our streams
+        far.kill()
     visits = [json.loads(line) for line in far.stdout]
     json.dump(results | {"visits": visits}, sys.stdout)
+
+
+FETCH = """
+import urllib.request
+try:
+    print(urllib.request.urlopen("http://www.example.net/skill", timeout=20).read().decode())
+except OSError as error:
+    print("failed", error)
+"""
+
+
+def write_skills(bundle: Path) -> None:
+    """Write two skills with one script."""
+    for name in ("fetch", "other"):
+        scripts = bundle / "skills/lab" / name / "scripts"
+        scripts.mkdir(parents=True)
+        (scripts / "fetch.py").write_text(FETCH)
+        (scripts.parent / "SKILL.md").write_text(f"---\nname: {name}\ndescription: Fetches.\n---\nFetch it.\n")
+
+
+async def run_skills(engine_name: str) -> dict[str, str]:
+    """Run the same script of a skill that is granted a host, and of one that is not, and return what each printed."""
+    from kdskills.app import Host, Settings
+    from kdskills.app.identity import SCOPES, Identity
+    from kdskills.app.operations import Context
+
+    printed = {}
+    with tempfile.TemporaryDirectory(prefix="kdskills-egress-") as top:
+        write_skills(Path(top, "bundle"))
+        grants = {"lab.fetch": ("www.example.net",)}
+        settings = Settings(
+            bundle=Path(top, "bundle"), state_dir=Path(top, "state"), executor=engine_name, network=grants
+        )
+        host = Host(settings, entry_points=False)
+        context = Context(identity=Identity(agent="writer", scopes=SCOPES, door="http"))
+        for name in ("fetch", "other"):
+            await host.invoke("skills.load", {"names": [name]}, context)
+            answer = await host.invoke("skills.run_script", {"path": "scripts/fetch.py", "skill": name}, context)
+            printed[name] = answer.result["stdout"].strip()
+    return printed
 
 
 async def run_attempts(engine_name: str, unix_path: str) -> dict[str, object]:
@@ -439,8 +481,9 @@ async def run_attempts(engine_name: str, unix_path: str) -> dict[str, object]:
     small = Engine(ExecutionOptions(egress=EgressBounds(**SMALL)))
     bounded = await small.run(replace(request_, code=BOUNDED, globals={}))
     told = [(row.outcome, row.received) for row in bounded.connections]
+    skills = await run_skills("docker" if engine_name == "docker" else "bubblewrap")
     answers = {"answers": result.value, "rows": rows, "limits": sorted(result.limits_enforced)}
-    return answers | {"bounded": bounded.value, "bounded_rows": told}
+    return answers | {"bounded": bounded.value, "bounded_rows": told, "skills": skills}
 
 
 if __name__ == "__main__":

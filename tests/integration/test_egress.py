@@ -40,7 +40,7 @@ WORLD = Path(__file__).with_name("egress_world.py")
 def world(request):
     """Run every attempt in one sandbox of an engine, and return the answers, the rows and who was visited."""
     command = ["unshare", "--net", "--mount", sys.executable, str(WORLD), request.param]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout) | {"engine": request.param}
 
@@ -115,6 +115,12 @@ def test_each_connection_is_a_row(world):
     } <= rows  # fmt: skip
     assert len(world["rows"]) >= len(ATTEMPTS) + len(PASSED)
     assert "network" in world["limits"]
+
+
+def test_a_granted_skill_reaches_its_host(world):
+    """The script of a skill that settings grant a host reaches it; the same script of another skill does not."""
+    assert world["skills"]["fetch"].startswith(f"REACHED ::ffff:{PUBLIC}")
+    assert world["skills"]["other"].startswith("failed")
 
 
 def test_time_and_bytes_are_bounded(world):
