@@ -1,14 +1,14 @@
-"""Packages of skills at work: what is asked for, what `kdskills.lock` has of it, what is built, and which a script gets."""
+"""Packages of skills: what is asked for, what `kdskills.lock` has of it, and what is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from kdskills.environments.codes import EnvironmentFailed
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MIB: Final = 1024 * 1024
 SCRIPTS: Final = "scripts/"
-BUILD: Final = "kdskills env build"
+VERSIONS_FAIL: Final = frozenset({"environment_conflict", "environment_unavailable", "environment_source_only"})
+"""Codes that other versions may help against."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Environments:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._resolved: dict[tuple[object, ...], tuple[LockedPackage, ...]] = {}
+        self._resolving = Lock()
+        self._brought: dict[object, LockedEnvironment] = {}
 
     @cached_property
     def store(self) -> EnvironmentStore:
@@ -86,26 +88,33 @@ class Environments:
             states.append(EnvironmentState(key, spec, entry, problem))
         return sorted(states, key=lambda state: state.key)
 
-    def resolve(self, key: str, spec: EnvironmentSpec, tell: Progress) -> LockedEnvironment:
-        """Return exact files for *spec*: with the image's versions of what it has, too, and without them where those do
-        not go together with it. Raises as `kdskills.environments.resolve.resolve`.
+    def resolve(
+        self, key: str, spec: EnvironmentSpec, tell: Progress, *, companions: Iterable[LockedEnvironment] = ()
+    ) -> LockedEnvironment:
+        """Return exact files for *spec*, in the versions that the image and *companions* have of them, so that all fit in one
+        program; where those do not go together with it, in the image's, else in any.
+
+        Raises as `kdskills.environments.resolve.resolve`.
         """
-        facts = (spec.requirements, spec.requires_python, tuple(sorted(spec.hashes.items())))
-        if facts not in self._resolved:
-            constraints = [f"{name}=={version}" for name, version in self.image.items()]
-            tell("resolve", key, 0)
+        image = tuple(f"{name}=={version}" for name, version in self.image.items())
+        versions = {package.name: package.version for companion in companions for package in companion.packages}
+        preferred = [f"{name}=={version}" for name, version in versions.items() if name not in self.image]
+        tell("resolve", key, 0)
 
-            def warn(words: str) -> None:
-                tell("warning", words, 0)
+        def warn(words: str) -> None:
+            tell("warning", words, 0)
 
+        for constraints in dict.fromkeys(((*image, *preferred), image)):
             try:
-                packages = resolve(spec, self.indexes, constraints=constraints, tell=warn)
+                return self._entry(key, spec, resolve(spec, self.indexes, constraints=constraints, tell=warn))
             except EnvironmentFailed as error:
-                if error.code not in {"environment_conflict", "environment_unavailable", "environment_source_only"}:
+                if error.code not in VERSIONS_FAIL:
                     raise
-                packages = resolve(spec, self.indexes, tell=warn)
-            self._resolved[facts] = packages
-        return LockedEnvironment(key, spec.requirements, spec.requires_python, platform_name(), self._resolved[facts])
+        return self._entry(key, spec, resolve(spec, self.indexes, tell=warn))
+
+    @staticmethod
+    def _entry(key: str, spec: EnvironmentSpec, packages: tuple[LockedPackage, ...]) -> LockedEnvironment:
+        return LockedEnvironment(key, spec.requirements, spec.requires_python, platform_name(), packages)
 
     def build(self, environment: LockedEnvironment, tell: Progress = lambda *_: None) -> EnvironmentMount:
         """Build what is locked, or find it built. Raises as `EnvironmentStore.build`, and `environment_off`."""
@@ -113,56 +122,19 @@ class Environments:
             raise EnvironmentFailed("the setting `environments` is `off`", code="environment_off")
         return self.store.build(environment, self.indexes, tell=tell)
 
-    def mount_for(
-        self, skill: Skill, script: str | None, lock: Path, *, ask: Callable[[LockedEnvironment], bool] | None = None
-    ) -> EnvironmentMount | None:
-        """Return the packages that a script of *skill* gets, or the skill as a whole; None when it needs none.
+    def bring(self, key: str, spec: EnvironmentSpec, locked: LockedEnvironment | None) -> EnvironmentMount:
+        """Build what is locked, or what *spec* comes to now. Raises as `resolve` and `build`."""
 
-        Args:
-            skill: Whose declarations count.
-            script: Its path in the skill; None for what the skill declares for all.
-            lock: The lock file beside the bundle's descriptor.
-            ask: Asks a person whether to build what is locked; used with the setting `ask` alone.
+        def quiet(*_: object) -> None:
+            pass
 
-        Raises:
-            EnvironmentFailed: `environment_missing` when packages are declared that the image has not, and nothing is
-                built for them; `environment_lock_stale` when what is locked lacks some; what a build raises.
-            AuthorMustAct: A declaration cannot be honoured.
-        """
-        policy = self._settings.environments
-        if policy == "off":
-            return None
-        spec = python_spec(skill, script)
-        entries = read_lock(lock)
-        keys = (skill.full_id,) if script is None else (f"{skill.full_id}/{script}", skill.full_id)
-        locked = next((entries[key] for key in keys if key in entries), None)
-        if locked is None and all(self.in_image(requirement) for requirement in spec.requirements):
-            return None
-        if locked is not None and not set(spec.requirements) <= set(locked.requirements):
-            if policy != "auto":
-                message = f"what is locked for {locked.key} is not what it declares now: {stale_reason(locked, spec)}"
-                raise EnvironmentFailed(
-                    message, code="environment_lock_stale", key=locked.key, command="kdskills env lock"
-                )
-            locked = None
-        if policy == "auto":
-            return self.build(locked or self.resolve(keys[0], spec, lambda *_: None))
-        if locked is not None and (mount := self.store.built(locked)) is not None:
-            return mount
-        if locked is not None and policy == "ask" and ask is not None and ask(locked):
-            return self.build(locked)
-        names = ", ".join(spec.requirements[:20])
-        message = f"{keys[0]} needs packages that are not built here ({names}): {BUILD} {lock.parent}"
-        command = f"{BUILD} {lock.parent}"
-        raise EnvironmentFailed(message, code="environment_missing", key=keys[0], command=command)
-
-    def in_image(self, requirement: str) -> bool:
-        """Whether the image has what a requirement asks for, or it asks for nothing on this platform."""
-        asked = Requirement(requirement)
-        if asked.marker is not None and not asked.marker.evaluate():
-            return True
-        version = self.image.get(canonicalize_name(asked.name))
-        return version is not None and not asked.extras and asked.specifier.contains(version, prereleases=True)
+        if locked is None:
+            with self._resolving:
+                facts = spec_facts(spec)
+                if facts not in self._brought:
+                    self._brought[facts] = self.resolve(key, spec, quiet)
+                locked = self._brought[facts]
+        return self.build(locked, quiet)
 
 
 def lock_of(root: Path) -> Path:
@@ -187,7 +159,7 @@ def declared(skill: Skill) -> Iterator[tuple[str, EnvironmentSpec | KdskillsErro
     for entry in walk_tree(skill.folder, SCRIPTS.rstrip("/")) if skill.folder and has_scripts else ():
         if entry.kind == "file" and entry.path.endswith(".py"):
             spec = _spec_or_error(skill, f"{SCRIPTS}{entry.path}")
-            if spec and _facts(spec) != _facts(common):
+            if spec and spec_facts(spec) != spec_facts(common):
                 yield f"{skill.full_id}/{SCRIPTS}{entry.path}", spec
 
 
@@ -198,8 +170,8 @@ def _spec_or_error(skill: Skill, script: str | None) -> EnvironmentSpec | Kdskil
         return error
 
 
-def _facts(spec: EnvironmentSpec | KdskillsError) -> tuple[object, ...]:
+def spec_facts(spec: EnvironmentSpec | KdskillsError) -> tuple[object, ...]:
     """Return what makes two declarations one."""
-    return (
-        (spec.message,) if isinstance(spec, KdskillsError) else (spec.requirements, spec.requires_python, spec.hashes)
-    )
+    if isinstance(spec, KdskillsError):
+        return (spec.message,)
+    return spec.requirements, spec.requires_python, tuple(sorted(spec.hashes.items()))

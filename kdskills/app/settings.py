@@ -137,8 +137,9 @@ class Settings(BaseSettings):
     )
     environments: Literal["off", "locked", "ask", "auto"] = Field(
         default="ask",
-        description="Packages of skills: `off` brings none; with `locked`, what `kdskills.lock` has and `kdskills env build` built "
-        "is used; `ask` is as `locked` where no person at a terminal can be asked; `auto` locks and builds what is missing.",
+        description="Packages of skills: `off` brings none; with `locked` programs get what `kdskills.lock` has and "
+        "`kdskills env build` built; `ask` is as `locked`: who is asked is who runs that command; `auto` also finds and builds "
+        "what a script declares when it first runs.",
     )
     environment_index: dict[str, str] = Field(
         default_factory=dict,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
@@ -16,7 +16,6 @@ from kdskills.projects.views import Build, ProjectViews
 if TYPE_CHECKING:
     from kdskills.app.tokens import Tokens
     from kdskills.environments.scripts import ScriptPackages
-    from kdskills.environments.store import EnvironmentStore
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
     from kdskills.projects.service import Projects
@@ -51,18 +50,13 @@ class HostWiring:
         """Return which built packages the scripts of *subsystem* get, by the lock of its bundle; None where the setting is `off`."""
         if self._settings.environments == "off":
             return None
-        from kdskills.environments.model import LOCK_NAME
+        from kdskills.app.environments import Environments, lock_of
         from kdskills.environments.scripts import ScriptPackages
-        from kdskills.execution.rootfs import image_versions
 
-        root = subsystem.bundle_root
-        image = partial(image_versions, self._settings.image_packages)
-        return ScriptPackages(None if root is None else root / LOCK_NAME, self._store, image)
-
-    def _store(self) -> EnvironmentStore:
-        from kdskills.environments.store import EnvironmentStore
-
-        return EnvironmentStore(self._settings.execution_options().cache_dir)
+        root, environments = subsystem.bundle_root, Environments(self._settings)
+        bring = environments.bring if self._settings.environments == "auto" else None
+        lock = None if root is None else lock_of(root)
+        return ScriptPackages(lock, lambda: environments.store, lambda: environments.image, bring)
 
     def model(self, name: str) -> ModelProvider:
         """Return the provider a model string names. Raises UnknownName, PluginFailed."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +20,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
-from kdskills.errors import MissingExtra
+from kdskills.errors import FileRefused, MissingExtra
+from kdskills.skills.safe_open import read_file
 
 MAX_LOCK: Final = 32 * 1024 * 1024
 TABLE: Final = "environment"
@@ -45,14 +48,17 @@ def write_lock(path: Path, environments: Mapping[str, LockedEnvironment]) -> boo
     Raises EnvironmentFailed, `environment_lock_invalid`, for a file there that is none; MissingExtra without a writer.
     """
     text = lock_text(path, environments)
-    try:
-        if path.read_text(encoding="utf-8") == text:
+    with suppress(FileRefused):
+        if read_file(path.parent, path.name, limit=MAX_LOCK).data == text.encode():
             return False
-    except (FileNotFoundError, ValueError):
-        pass
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("x", encoding="utf-8") as out:
+            out.write(text)
+        temporary.replace(path)
+    except BaseException:  # raised again: nothing half-written stays
+        temporary.unlink(missing_ok=True)
+        raise
     return True
 
 
@@ -70,9 +76,12 @@ def lock_text(path: Path, environments: Mapping[str, LockedEnvironment]) -> str:
 def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec) -> str:
     """Return in words why *environment* is not what *spec* asks for today; empty when it is."""
     if environment.requirements != spec.requirements:
-        gone = sorted(set(environment.requirements) - set(spec.requirements))
+        dropped = sorted(set(environment.requirements) - set(spec.requirements))
         new = sorted(set(spec.requirements) - set(environment.requirements))
-        words = (f"asked for now: {', '.join(new)}" if new else "", f"no longer: {', '.join(gone)}" if gone else "")
+        words = (
+            f"asked for now: {', '.join(new)}" if new else "",
+            f"no longer: {', '.join(dropped)}" if dropped else "",
+        )
         return "; ".join(filter(None, words)) or "its requirements have another order"
     if environment.requires_python != spec.requires_python:
         return f"it needs Python {spec.requires_python or 'of any version'} now"
@@ -89,12 +98,11 @@ def node_digest(node: NodeSpec | None) -> str:
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_LOCK + 1)
-    except FileNotFoundError:
-        return {}
-    if len(data) > MAX_LOCK:
-        raise _invalid(path, f"it has more than {MAX_LOCK} bytes")
+        data = read_file(path.parent, path.name, limit=MAX_LOCK).data
+    except FileRefused as error:
+        if error.code == "file_missing":
+            return {}
+        raise _invalid(path, error.message) from None
     try:
         return tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -66,8 +66,8 @@ def configured_indexes() -> tuple[PackageIndex, ...]:
     stands for the main one where nobody names another. Files of the folder we were started in are not read.
     """
     main, further = "", ""
-    for words, more in (*_variables(), *_uv_files(), *_pip_files()):
-        main, further = main or words, further or more
+    for default, extras in (*_variables(), *_uv_files(), *_pip_files()):
+        main, further = main or default, further or extras
     pairs = [part.rpartition("=") if "=" in part.partition("://")[0] else ("", "", part) for part in further.split()]
     rows = [("", main or PYPI), *((name, url) for name, _, url in pairs)]
     return tuple(PackageIndex(name or urlsplit(url).hostname or "files", url) for name, url in rows)
@@ -86,13 +86,13 @@ def _uv_files() -> Iterator[tuple[str, str]]:
             table = table.get("pip", {}) | table
             rows = table.get("index", [])
             main = next((row["url"] for row in rows if row.get("default")), table.get("index-url", ""))
-            named = [f"{row.get('name', '')}={row['url']}".lstrip("=") for row in rows if not row.get("default")]
-            yield main, " ".join((*named, *table.get("extra-index-url", ())))
+            entries = [f"{row.get('name', '')}={row['url']}".lstrip("=") for row in rows if not row.get("default")]
+            yield main, " ".join((*entries, *table.get("extra-index-url", ())))
 
 
 def _pip_files() -> Iterator[tuple[str, str]]:
-    named = os.environ.get("PIP_CONFIG_FILE")
-    account = (Path(named),) if named else (_config_home() / "pip/pip.conf", Path("~/.pip/pip.conf").expanduser())
+    chosen = os.environ.get("PIP_CONFIG_FILE")
+    account = (Path(chosen),) if chosen else (_config_home() / "pip/pip.conf", Path("~/.pip/pip.conf").expanduser())
     for path in (Path(sys.prefix) / "pip.conf", *account, Path("/etc/pip.conf"), Path("/etc/xdg/pip/pip.conf")):
         parser = configparser.RawConfigParser()
         with suppress(OSError, ValueError, configparser.Error):
@@ -390,12 +390,12 @@ def fetch_wheel(package: LockedPackage, indexes: Collection[PackageIndex], targe
     Its address is one that an index told; credentials of the operator go to hosts of indexes alone. Raises
     EnvironmentFailed: `environment_hash_mismatch`, `environment_index_unreachable`.
     """
-    for left in reversed(range(TRIES)):
+    for remaining in reversed(range(TRIES)):
         try:
             return _fetch(package, indexes, target)
         except EnvironmentFailed as error:
             target.unlink(missing_ok=True)
-            if left == 0 or error.code != "environment_index_unreachable":
+            if remaining == 0 or error.code != "environment_index_unreachable":
                 raise
             time.sleep(PAUSE_S)
     raise AssertionError("the last try returns or raises")

@@ -1,4 +1,4 @@
-"""Which packages a program gets: what is locked for its skill, where that is built. Nothing is brought here."""
+"""Which packages a program gets: what is locked for its skill, where that is built, or brought now if the operator wants it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from kdskills.environments.store import EnvironmentStore
 from kdskills.execution import EnvironmentMount
 from kdskills.skills import Skill
 
+Bring = Callable[[str, EnvironmentSpec, LockedEnvironment | None], EnvironmentMount]
 COMMANDS = "`kdskills env lock` and `kdskills env build`"
 
 
@@ -27,12 +28,18 @@ class ScriptPackages:
         lock: The bundle's lock file, which need not be there; None where there is no bundle.
         store: Gives the store of built environments.
         image: Gives the versions of the distributions that every sandbox has, by name.
+        bring: Locks, where nothing is locked that holds, and builds what a key asks for; None where a program only gets
+            what is built already.
     """
 
     def __init__(
-        self, lock: Path | None, store: Callable[[], EnvironmentStore], image: Callable[[], Mapping[str, str]]
+        self,
+        lock: Path | None,
+        store: Callable[[], EnvironmentStore],
+        image: Callable[[], Mapping[str, str]],
+        bring: Bring | None = None,
     ) -> None:
-        self._lock, self._store, self._image = lock, store, image
+        self._lock, self._store, self._image, self._bring = lock, store, image, bring
         self._read: tuple[tuple[int, ...], dict[str, LockedEnvironment]] = (), {}
 
     def of_script(self, skill: Skill, script: str, folder: Path) -> EnvironmentMount | None:
@@ -51,11 +58,15 @@ class ScriptPackages:
         environment = locked.get(key) or locked.get(skill.full_id)
         if environment is not None:
             reason = stale_reason(environment, spec) if spec else ""
+            if reason and self._bring is not None:
+                return self._bring(key, spec, None)
             if reason:
                 message = f"what is locked for {environment.key} is not what {script} asks for ({reason}): {COMMANDS}"
                 raise EnvironmentFailed(message, code="environment_lock_stale", key=environment.key)
-            return self._store().mount_of(environment)
+            return self._mount(environment)
         if spec and not self._has(spec):
+            if self._bring is not None:
+                return self._bring(key, spec, None)
             names = ", ".join(spec.requirements[:5]) or "Node packages"
             message = f"{script} cannot run here: it needs {names} ({', '.join(spec.origins)}), not locked: {COMMANDS}"
             raise EnvironmentFailed(message, code="environment_missing", key=key)
@@ -76,9 +87,16 @@ class ScriptPackages:
         ]
         if not parts:
             return None
+        mounts = [self._mount(part) for part in parts if self._bring is not None or len(parts) == 1]
         if len(parts) == 1:
-            return self._store().mount_of(parts[0])
+            return mounts[0]
         return self._store().assembled(_together(parts))
+
+    def _mount(self, environment: LockedEnvironment) -> EnvironmentMount:
+        """Return what is built for *environment*, brought now where that is wanted. Raises as `mount_of` or a build."""
+        if self._bring is None:
+            return self._store().mount_of(environment)
+        return self._bring(environment.key, EnvironmentSpec(environment.requirements), environment)
 
     def _locked(self) -> dict[str, LockedEnvironment]:
         """Return what the lock file has, read again when it changed."""

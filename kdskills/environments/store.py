@@ -162,17 +162,17 @@ class EnvironmentStore:
         Returns:
             Bytes that are free now, and the keys of environments that stay since they are in use.
         """
-        busy, staying, removed = digests_in_use(), [], []
+        busy, staying = digests_in_use(), []
         with locked(self._top / ".lock"):
             before = _sizes(self._trees())
             for environment in environments:
                 if digest_of(environment) in busy:
                     staying.append(environment.key)
-                else:
-                    removed.append(self._top / digest_of(environment))
-                    removed += [self._wheels / package.sha256 for package in environment.packages]
-            for path in removed:
-                discard_tree(path)
+                    continue
+                discard_tree(self._top / digest_of(environment))
+                for package in environment.packages:
+                    if not _is_linked(self._wheels / package.sha256):
+                        discard_tree(self._wheels / package.sha256)
             self._sweep()
             after = _sizes(self._trees())
         return sum(before.values()) - sum(after.values()), staying
@@ -220,18 +220,22 @@ class EnvironmentStore:
         return [_tree(path) for path in paths if path.name[0] != "." and path != self._wheels]
 
     def _make_room(self, keep: Collection[Path]) -> None:
-        """Remove the least recently used, until all have no more bytes than they may."""
+        """Remove the least recently used, until all have no more bytes than they may; a wheel goes after what is made of it."""
         if not self._limit:
             return
         trees = sorted(self._trees(), key=lambda tree: tree.used)
         counts = Counter(inode for tree in trees for inode in tree.files)
-        total, busy = sum(_sizes(trees).values()), digests_in_use()
-        for tree in trees:
-            recent = time.time() - tree.used < RECENT_S and tree.path.parent == self._top
-            if total <= self._limit:
+        total, busy, latest = sum(_sizes(trees).values()), digests_in_use(), time.time() - RECENT_S
+        free = [tree for tree in trees if tree.path not in keep and tree.path.name not in busy]
+        wheels = [tree for tree in free if tree.path.parent == self._wheels]
+        environments = [tree for tree in free if tree.path.parent == self._top and tree.used < latest]
+        while total > self._limit:
+            unlinked = next((tree for tree in wheels if all(counts[inode] == 1 for inode in tree.files)), None)
+            if unlinked is not None:
+                wheels.remove(unlinked)
+            elif not environments:
                 break
-            if tree.path in keep or recent or tree.path.name in busy:
-                continue
+            tree = unlinked or environments.pop(0)
             discard_tree(tree.path)
             counts.subtract(tree.files.keys())
             total -= sum(size for inode, size in tree.files.items() if counts[inode] == 0)
@@ -352,6 +356,12 @@ def _tree(path: Path) -> BuiltTree:
     with suppress(FileNotFoundError):
         return BuiltTree(path, files, path.stat().st_mtime)
     return BuiltTree(path, {}, 0.0)
+
+
+def _is_linked(wheel: Path) -> bool:
+    """Whether an environment has files of an unpacked wheel."""
+    files = (Path(folder) / name for folder, _, names in os.walk(wheel) for name in names)
+    return any(file.lstat().st_nlink > 1 for file in files)
 
 
 def _sizes(trees: Iterable[BuiltTree]) -> dict[tuple[int, int], int]:

@@ -163,14 +163,14 @@ def _target(parts: tuple[str, ...], info: str, file: str) -> str:
     """Return where a file of the wheel goes, relative to the tree."""
     if parts[0] != info.removesuffix(".dist-info") + ".data":
         return "/".join((PYTHON, *parts))
-    kind, rest = parts[1] if len(parts) > 2 else "", parts[2:]
+    kind, below = parts[1] if len(parts) > 2 else "", parts[2:]
     if kind == "headers":
-        return "/".join(("include", *rest))
+        return "/".join(("include", *below))
     if kind not in FOLDERS:
         raise WheelRefused(file, f"its data has no folder {kind[:200]!r}", entry="/".join(parts)[:300])
-    if kind == "data" and rest[0] == PROGRAMS and len(rest) == 2:
-        return "/".join(rest)
-    return "/".join((FOLDERS[kind], *rest))
+    if kind == "data" and below[0] == PROGRAMS and len(below) == 2:
+        return "/".join(below)
+    return "/".join((FOLDERS[kind], *below))
 
 
 def _check_target(target: str, entry: ZipEntry) -> None:

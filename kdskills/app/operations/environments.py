@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from kdskills.app.environments import declared, lock_of
+from kdskills.app.environments import declared, lock_of, spec_facts
 from kdskills.app.operations.models import Input, Output
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
@@ -42,7 +43,7 @@ class EnvironmentEvent(Output):
     """What is done now: `resolve`, `find`, `download`, `built` or `warning`, with what, and its bytes."""
 
     kind: str
-    what: str
+    subject: str
     size: int
 
 
@@ -122,6 +123,7 @@ class _Work:
         self._bundle, self._lock = bundle.name, lock_of(bundle.root)
         self._skills = list(_chosen(dict(bundles.subsystem(bundle).registry), arguments.skills))
         self._failed: list[EnvironmentRow] = []
+        self._resolved: dict[object, LockedEnvironment] = {}
         specs: dict[str, EnvironmentSpec] = {}
         for skill in self._skills:
             for key, spec in (*declared(skill), *_node_error(skill)):
@@ -130,11 +132,14 @@ class _Work:
                 else:
                     specs[key] = spec
         self._states = environments.states(self._skills, self._lock, specs)
+        self._fixed = [state.locked for state in self._states if state.locked is not None and not state.problem]
 
     def plan(self) -> EnvironmentsOutput:
         return self._answer(self._each(lambda state: self._row(state, self._locked(state, upgrade=False), "planned")))
 
     def lock(self, *, check: bool, upgrade: bool) -> EnvironmentsOutput:
+        if upgrade:
+            self._fixed.clear()
         if check:
             return self._answer([self._row(state, state.locked) for state in self._states])
         entries = dict(read_lock(self._lock))
@@ -170,7 +175,13 @@ class _Work:
         if state.locked is not None and (state.spec is None or not (state.problem or upgrade)):
             return state.locked
         assert state.spec is not None
-        return self._environments.resolve(state.key, state.spec, self._tell)
+        facts = spec_facts(state.spec)
+        if facts in self._resolved:
+            return replace(self._resolved[facts], key=state.key)
+        locked = self._environments.resolve(state.key, state.spec, self._tell, companions=self._fixed)
+        self._resolved[facts] = locked
+        self._fixed.append(locked)
+        return locked
 
     def _each(self, do: Callable[[EnvironmentState], EnvironmentRow | None]) -> list[EnvironmentRow]:
         """Do something with every environment; one that fails does not keep the others from it."""
@@ -214,9 +225,9 @@ class _Work:
         ok = all(row.state in good for row in every)
         return EnvironmentsOutput(ok=ok, bundle=self._bundle, rows=tuple(every), changed=changed)
 
-    def _tell(self, kind: str, what: str, size: int) -> None:
+    def _tell(self, kind: str, subject: str, size: int) -> None:
         if self._emit is not None:
-            self._emit(EnvironmentEvent(kind=kind, what=what, size=size))
+            self._emit(EnvironmentEvent(kind=kind, subject=subject, size=size))
 
 
 def _chosen(skills: dict[str, Skill], refs: tuple[str, ...]) -> Iterator[Skill]:

@@ -441,7 +441,7 @@ def steps() -> Emit:
 
     def print_step(event: Any) -> None:
         size = f" ({mebibytes(event.size)})" if event.size else ""
-        out.print(f"[dim]{event.kind}[/] {line(event.what)}{size}", soft_wrap=True)
+        out.print(f"[dim]{event.kind}[/] {line(event.subject)}{size}", soft_wrap=True)
 
     return print_step
 

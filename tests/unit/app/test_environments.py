@@ -146,58 +146,12 @@ async def test_a_hostile_lock_file_is_refused(host_of, bundle):
     assert lock_of(bundle).read_text() == "[environment\n"
 
 
-def skill_of(host, bundle):
-    """Return the skill `pdf` of the bundle."""
-    return host.subsystem(host.bundle(bundle)).registry["public.pdf"]
-
-
-async def test_a_script_gets_what_is_built_for_it(host_of, bundle):
-    """With `locked` a script without a built environment is refused with the command; then it gets its own, or its skill's."""
-    host = host_of()
-    skill, lock = skill_of(host, bundle), lock_of(bundle)
-    for script in ("scripts/plain.py", "scripts/other.py", None):
-        with pytest.raises(EnvironmentFailed) as caught:
-            host.environments.mount_for(skill, script, lock)
-        assert (caught.value.code, caught.value.who) == ("environment_missing", "operator")
-        assert caught.value.details["command"] == f"kdskills env build {bundle}"
+async def test_off_builds_nothing(host_of, bundle):
+    """With the setting `off` a lock can be written, and nothing is downloaded or unpacked."""
+    host = host_of("off")
     await answered(host, "lock", bundle)
-    await answered(host, "build", bundle)
-    plain = host.environments.mount_for(skill, "scripts/plain.py", lock)
-    other = host.environments.mount_for(skill, "scripts/other.py", lock)
-    assert sorted(path.name for path in (plain.root / "python").glob("*.py")) == ["one.py"]
-    assert sorted(path.name for path in (other.root / "python").glob("*.py")) == ["one.py", "two.py"]
-    assert host.environments.mount_for(skill, None, lock) == plain
-    (bundle / "skills/pdf/requirements.txt").write_text("two\n")
-    host = host_of()
-    with pytest.raises(EnvironmentFailed) as caught:
-        host.environments.mount_for(skill_of(host, bundle), "scripts/plain.py", lock)
-    assert caught.value.code == "environment_lock_stale"
-
-
-async def test_what_the_image_has_needs_no_environment(host_of, bundle):
-    """A script whose packages are all in the image, or are for another platform, starts without anything being built."""
-    (bundle / "skills/pdf/requirements.txt").write_text("pydantic>=2\none; sys_platform == 'win32'\n")
-    host = host_of()
-    assert host.environments.mount_for(skill_of(host, bundle), "scripts/plain.py", lock_of(bundle)) is None
-
-
-async def test_the_policy_decides(host_of, bundle):
-    """`off` brings nothing and builds nothing, `auto` builds what nobody locked, `ask` asks once something is locked."""
-    lock, off = lock_of(bundle), host_of("off")
-    assert off.environments.mount_for(skill_of(off, bundle), "scripts/plain.py", lock) is None
-    await answered(off, "lock", bundle)
-    answer = await answered(off, "build", bundle)
+    answer = await answered(host, "build", bundle)
     assert {row.code for row in answer.rows} == {"environment_off"}
-    ask, asked = host_of("ask"), []
-    with pytest.raises(EnvironmentFailed, match="not built"):
-        ask.environments.mount_for(skill_of(ask, bundle), None, lock, ask=lambda locked: asked.append(locked.key))
-    assert asked == ["public.pdf"]
-    assert ask.environments.mount_for(skill_of(ask, bundle), None, lock, ask=lambda _: True).root.is_dir()
-    lock.unlink()
-    auto = host_of("auto")
-    mount = auto.environments.mount_for(skill_of(auto, bundle), "scripts/other.py", lock)
-    assert (mount.root / "python/two.py").is_file()
-    assert not lock.exists()
 
 
 async def test_versions_of_the_image_are_taken_where_they_fit(host_of, bundle, index):
@@ -211,3 +165,37 @@ async def test_versions_of_the_image_are_taken_where_they_fit(host_of, bundle, i
     rows = {row.key: row.packages for row in (await answered(host, "lock", bundle)).rows}
     assert rows["public.pdf"] == (f"{name} {version}",)
     assert rows["public.bare"] == (f"{name} 9999.0",)
+
+
+async def test_skills_of_a_bundle_share_versions_where_they_can(host_of, bundle, index):
+    """A new entry takes the versions that others are locked to, though newer ones are there; it takes another if it must."""
+    host = host_of()
+    await answered(host, "lock", bundle)
+    index.add("one", "2.0")
+    (bundle / "skills/bare/requirements.txt").write_text("one\n")
+    rows = {row.key: row.packages for row in (await answered(host, "lock", bundle)).rows}
+    assert rows["public.bare"] == ("one 1.0",)
+    upgraded = {row.key: row.packages for row in (await answered(host, "lock", bundle, upgrade=True)).rows}
+    assert upgraded["public.bare"] == upgraded["public.pdf"] == ("one 2.0",)
+
+
+async def test_auto_brings_what_a_script_declares(host_of, bundle, index):
+    """With `auto` a script gets what nobody locked, what is locked and not built, and what a stale lock lacks; no lock is written."""
+    host = host_of("auto")
+    subsystem = host.subsystem(host.bundle(bundle))
+    packages, skill = host.wiring.packages(subsystem), subsystem.registry["public.pdf"]
+    mount = packages.of_script(skill, "scripts/other.py", skill.folder)
+    assert (mount.root / "python/two.py").is_file()
+    assert not lock_of(bundle).exists()
+    await answered(host, "lock", bundle)
+    await answered(host, "clean", bundle)
+    assert packages.of_script(skill, "scripts/other.py", skill.folder) == mount
+    assert packages.of_skills([skill]) == mount  # the packages of all its scripts
+    (bundle / "skills/pdf/requirements.txt").write_text("two>=3\n")
+    index.add("two", "3.0")
+    stale = packages.of_script(skill, "scripts/plain.py", skill.folder)
+    assert (stale.root / "python/two.py").read_text() == "VERSION = '3.0'\n"
+    locked = host_of("locked")
+    with pytest.raises(EnvironmentFailed) as caught:
+        locked.wiring.packages(subsystem).of_script(skill, "scripts/plain.py", skill.folder)
+    assert caught.value.code == "environment_lock_stale"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -116,3 +117,19 @@ def test_a_lock_grows_stale_with_its_skill():
     assert "Node" in stale_reason(LOCKED, replace(spec, node=node))
     assert stale_reason(replace(LOCKED, node=node_digest(node)), replace(spec, node=node)) == ""
     assert node_digest(node) != node_digest(NodeSpec(b"{}", b"x")) != node_digest(NodeSpec(b"{}x"))
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
+    """A lock file that leads elsewhere is not read, so that nothing of another file comes into it; nor is a pipe."""
+    secret = tmp_path / "config.toml"
+    secret.write_text('[service]\ntoken = "hunter2"\n')
+    path = tmp_path / "kdskills.lock"
+    for make in (lambda: path.symlink_to(secret), lambda: os.mkfifo(path), path.mkdir):
+        make()
+        for call in (lambda: read_lock(path), lambda: write_lock(path, {"lab/skill": LOCKED})):
+            with pytest.raises(EnvironmentFailed) as caught:
+                call()
+            assert caught.value.code == "environment_lock_invalid"
+            assert "hunter2" not in caught.value.message
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["config.toml"]
