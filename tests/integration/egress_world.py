@@ -384,13 +384,13 @@ def near(engine_name: str) -> None:
     )
     assert far.stdout is not None
     assert far.stdin is not None
+    folder = Path(tempfile.mkdtemp(prefix="kdskills-egress-"))
     try:
         assert far.stdout.readline() == "alone\n"
         link_up(far.pid)
         far.stdin.write("go\n")
         far.stdin.flush()
         assert far.stdout.readline() == "ready\n"
-        folder = Path(tempfile.mkdtemp(prefix="kdskills-egress-"))
         for name, text in (
             ("resolv.conf", "nameserver 203.0.113.53\nsearch other.example\n"),
             ("nsswitch.conf", "hosts: files dns\n"),
@@ -408,6 +408,7 @@ def near(engine_name: str) -> None:
         results = asyncio.run(run_attempts(engine_name, str(folder / "socket")))
     finally:  # it would outlive us, and hold our streams
         far.kill()
+        shutil.rmtree(folder)
     visits = [json.loads(line) for line in far.stdout]
     json.dump(results | {"visits": visits}, sys.stdout)
 
