@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shutil
 import socket
 import struct
 import subprocess
