@@ -131,6 +131,11 @@ class Rules:
         )
 
     @cached_property
+    def tool_ids(self) -> frozenset[str]:
+        """The consumer's tools by id, those under published names such as `Bash` too."""
+        return frozenset(map(tool_id, self.tools or ()))
+
+    @cached_property
     def allowed(self) -> RuleMatcher:
         """The allow-list, empty also when there is none."""
         return compile_rules(self.enabled or (), bare="public")
@@ -220,7 +225,7 @@ def _tools_missing(rules: Rules, skill: Skill) -> Refused | None:
     """Step 6: a required tool is absent."""
     if rules.tools is None or not skill.tools:
         return None
-    missing = sorted({tool.id for tool in skill.tools if tool.required and tool_id(tool.id) not in rules.tools})
+    missing = sorted({tool.id for tool in skill.tools if tool.required and tool_id(tool.id) not in rules.tool_ids})
     if not missing:
         return None
     names = ", ".join(missing)

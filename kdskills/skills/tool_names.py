@@ -32,6 +32,7 @@ _RULE: Final = re.compile(r"([A-Za-z][\w.-]*)(?:\((.*)\))?", re.DOTALL)
 _BETWEEN: Final = re.compile(r",(?![^(]*\))")
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*(?:\[.*\])?\+?=")
 _FOLDER: Final = re.compile(r"\$(?:KDSKILLS_)?(?:SKILL_DIR|TURN_DIR)(?!\w)|\$\{(?:KDSKILLS_)?(?:SKILL_DIR|TURN_DIR)\}")
+_CONTINUED: Final = "\\\n"
 _HARMLESS: Final = re.compile(r"(?:[12]?>&[12]|(?:[12&]?>>?|<)[ \t]*/dev/null)(?=[\s;|&]|\Z)")
 _NEVER: Final = frozenset(
     {
@@ -122,9 +123,9 @@ def allows_command(rules: Iterable[AllowedTool], text: str) -> bool:
 def simple_commands(text: str) -> tuple[ShellCommand, ...] | None:
     """Return the simple commands of a pipeline or list, or None where any of it is something else.
 
-    Words, quotes, `|`, `||`, `&&`, `;`, `&` and line ends are understood, and output to another stream or to /dev/null.
-    Substitutions, variables other than the folders of skill and turn, redirections to files, groups, assignments,
-    comments and words of the language itself are not.
+    Words, quotes, `|`, `||`, `&&`, `;`, `&`, line ends and comments are understood, and output to another stream or to
+    /dev/null. Substitutions, variables other than the folders of skill and turn, redirections to files, groups,
+    assignments and words of the language itself are not.
     """
     try:
         return tuple(_commands(text))
@@ -154,6 +155,8 @@ def _words(text: str) -> Iterator[ShellWord | None]:
         char = text[position]
         if char in " \t":
             position += 1
+        elif text.startswith(_CONTINUED, position):
+            position += len(_CONTINUED)
         elif harmless := _HARMLESS.match(text, position):
             position = harmless.end()
         elif char in "|&;\n":
@@ -162,7 +165,8 @@ def _words(text: str) -> Iterator[ShellWord | None]:
                 raise ValueError(char)
             yield None
         elif char == "#":
-            raise ValueError(char)
+            line_end = text.find("\n", position)
+            position = end if line_end < 0 else line_end
         else:
             word, position = _word(text, position)
             yield word
@@ -211,14 +215,14 @@ def _quoted(text: str, position: int) -> tuple[str, int]:
 
 def _escaped(text: str, position: int) -> str:
     char = text[position + 1 : position + 2]
-    if char in {"", "\n"}:
+    if not char:
         raise ValueError(text)
-    return char
+    return "" if char == "\n" else char
 
 
 def _folder(text: str, position: int) -> tuple[str, int]:
     """Return the variable at *position*, which must be one of ours, and where it ends."""
     match = _FOLDER.match(text, position)
-    if match is None:
+    if match is None or text.startswith(_CONTINUED, match.end()):
         raise ValueError(text)
     return f"${match[0].strip('${}')}", match.end()

@@ -141,6 +141,7 @@ def test_required_tools_may_have_published_names(bundle):
     (bundle / "skills/acme/sales/tools.yaml").write_text("- {id: Bash, required: true}\n- {id: Read, required: true}\n")
     subsystem = SkillsSubsystem(load_bundle(bundle).descriptor, bundle_root=bundle, roots=(), index_dir=None)
     assert "acme.sales" in subsystem.view("x", tools=("exec.shell", "files.read")).skills
+    assert "acme.sales" in subsystem.view("x", tools=("Bash", "Read")).skills
     assert "acme.sales" not in subsystem.view("x", tools=("exec.python", "files.read")).skills
 
 
