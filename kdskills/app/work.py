@@ -361,8 +361,8 @@ class WorkService:
         """Return where commands of a skill run for this caller; *tool* and *arguments* are told to policy plugins.
 
         Raises NotFound, `unknown_skill`, for what the caller may not have, too; CallRefused, `skill_denied`, and
-        PluginFailed of policy plugins; ExecRefused without an engine; Conflict, `skill_changed`, for files that cannot
-        be read.
+        PluginFailed of policy plugins; ExecRefused without an engine; EnvironmentFailed, `environment_missing`, for packages
+        that are locked for the skill or one it imports and not built; Conflict, `skill_changed`, for files that cannot be read.
         """
         skills = await self.skills_of(identity.project)
         view = skills.subsystem.view(identity.consumer, identity.held_tools)
@@ -380,6 +380,8 @@ class WorkService:
             raise ExecRefused(message, code="isolation_too_weak", engine=engine.name)
         shared = not self.settings.work_database.startswith("sqlite")
         mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
+        packages = self.wiring.packages(skills.subsystem)
+        environment = None if packages is None else await asyncio.to_thread(packages.of_skills, answer.closure)
         tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
         tree = tree or await asyncio.to_thread(_digest, skill)
         output_bytes = self.limits.result_bytes
@@ -390,6 +392,7 @@ class WorkService:
             tree_digest=tree,
             uploaded=_uploaded(answer.closure),
             skills=mounts,
+            environment=environment,
             limits=Limits(stdout=output_bytes, stderr=output_bytes),
         )
         return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.work import _mounts
+from kdskills.environments.codes import EnvironmentFailed
+from kdskills.environments.lock import write_lock
+from kdskills.environments.store import EnvironmentStore
 from kdskills.errors import BadRequest, CallRefused, ExecRefused, NotFound
 from kdskills.execution import IsolationLevel
 from kdskills.session.approval import Denial
+from tests.unit.environments.conftest import LoopIndex, index
 
+__all__ = ["index"]
 READER = Identity(agent="reader", scopes=frozenset({"work:run"}))
 CALL = ("skills.run_cmd", "s", {"command": "frobnicate"})
 
@@ -47,6 +53,24 @@ async def test_a_pool_mounts_the_originals(make_host, bundle: Path) -> None:
         ("acme.main", bundle / "skills" / "acme" / "main")
     ]
     assert _mounts((skill,), shared=False)[0].root != bundle / "skills" / "acme" / "main"
+
+
+async def test_packages_of_the_skill_are_placed(make_host, bundle: Path, index: LoopIndex) -> None:
+    """What is locked and built for the skill stands beside its commands; what is locked and not built refuses them."""
+    index.add("one", files={"one.py": f"TOKEN = '{uuid4()}'\n".encode()})
+    environment = index.locked("one", key="acme.main")
+    assert (await make_host().work.run_place(READER, "acme.main", *CALL)).placement.environment is None
+    write_lock(bundle / "kdskills.lock", {environment.key: environment})
+    with pytest.raises(EnvironmentFailed) as refused:
+        await make_host().work.run_place(READER, "acme.main", *CALL)
+    assert refused.value.code == "environment_missing"
+    mount = EnvironmentStore().build(environment, index.indexes)
+    try:
+        assert (await make_host().work.run_place(READER, "acme.main", *CALL)).placement.environment == mount
+        off = make_host(environments="off").work
+        assert (await off.run_place(READER, "acme.main", *CALL)).placement.environment is None
+    finally:
+        EnvironmentStore().remove([environment])
 
 
 @pytest.mark.parametrize("name", ["acme.banned", "beta.other", "nothing.here", "", "../acme", "SK99"])
