@@ -23,6 +23,7 @@ from kdskills.skills.safe_open import walk_tree
 
 if TYPE_CHECKING:
     from kdskills.app.settings import Settings
+    from kdskills.environments.script_report import SkillScripts
     from kdskills.execution import EnvironmentMount
     from kdskills.skills import Skill
 
@@ -147,10 +148,10 @@ def python_spec(skill: Skill, script: str | None) -> EnvironmentSpec:
     return replace(spec_of(skill, script), node=None)
 
 
-def declared(skill: Skill) -> Iterator[tuple[str, EnvironmentSpec | KdskillsError]]:
+def declared(skill: Skill, report: SkillScripts | None = None) -> Iterator[tuple[str, EnvironmentSpec | KdskillsError]]:
     """Yield what *skill* declares: for all its scripts, and for each that says something else, by the lock's keys.
 
-    A declaration that cannot be honoured is yielded as its error. Raises FileRefused for a folder that cannot be read.
+    With a *report* scripts also ask for what they import. A declaration that cannot be honoured is yielded as its error. Raises FileRefused for a folder that cannot be read.
     """
     common = _spec_or_error(skill, None)
     if common:
@@ -159,6 +160,9 @@ def declared(skill: Skill) -> Iterator[tuple[str, EnvironmentSpec | KdskillsErro
     for entry in walk_tree(skill.folder, SCRIPTS.rstrip("/")) if skill.folder and has_scripts else ():
         if entry.kind == "file" and entry.path.endswith(".py"):
             spec = _spec_or_error(skill, f"{SCRIPTS}{entry.path}")
+            if report is not None and isinstance(spec, EnvironmentSpec):
+                names = report.suggested_requirements(f"{SCRIPTS}{entry.path}") | {*spec.requirements}
+                spec = replace(spec, requirements=tuple(sorted(names)))
             if spec and spec_facts(spec) != spec_facts(common):
                 yield f"{skill.full_id}/{SCRIPTS}{entry.path}", spec
 

@@ -73,9 +73,13 @@ def lock_text(path: Path, environments: Mapping[str, LockedEnvironment]) -> str:
     return tomli_w.dumps({**tables, **({TABLE: rows} if rows else {})})
 
 
-def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec) -> str:
-    """Return in words why *environment* is not what *spec* asks for today; empty when it is."""
-    if environment.requirements != spec.requirements:
+def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec, *, exact: bool = True) -> str:
+    """Return in words why *environment* is not what *spec* asks for today; empty when it is.
+
+    What has more than is asked for, as suggested packages are, is as good where it need not be *exact*.
+    """
+    covered = not exact and set(spec.requirements) <= set(environment.requirements)
+    if environment.requirements != spec.requirements and not covered:
         dropped = sorted(set(environment.requirements) - set(spec.requirements))
         new = sorted(set(spec.requirements) - set(environment.requirements))
         words = (

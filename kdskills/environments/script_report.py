@@ -159,6 +159,11 @@ class SkillScripts:
         present = declared_names(self.needs[path].spec) | self.image.packages
         return [package for package in self.imported_packages(path) if package.name not in present]
 
+    def suggested_requirements(self, path: str) -> frozenset[str]:
+        """Return the packages, no guesses among them, that a script imports and that neither anything declares nor the image has."""
+        packages = self.undeclared(path) if path in self.needs else []
+        return frozenset(package.requirement for package in packages if package.certain)
+
     def findings(self) -> Iterator[Diagnostic]:
         """Yield what an author should mend or declare: all that `check` says of needs."""
         declared = {finding: None for needs in self.needs.values() for finding in needs.diagnostics}

@@ -57,7 +57,7 @@ class ScriptPackages:
         key = f"{skill.full_id}/{script}"
         environment = locked.get(key) or locked.get(skill.full_id)
         if environment is not None:
-            reason = stale_reason(environment, spec) if spec else ""
+            reason = stale_reason(environment, spec, exact=False) if spec else ""
             if reason and self._bring is not None:
                 return self._bring(key, spec, None)
             if reason:

@@ -15,6 +15,7 @@ from kdskills.app.operations.models import Input, Output
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
 from kdskills.environments.needs import spec_of
+from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, KdskillsError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class EnvironmentsInput(Input):
 
     bundle: Path = Field(description="The bundle's folder.")
     skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
+    suggested: bool = Field(default=False, description="Ask for what scripts import and nothing declares, too.")
 
 
 class LockInput(EnvironmentsInput):
@@ -125,8 +127,10 @@ class _Work:
         self._failed: list[EnvironmentRow] = []
         self._resolved: dict[object, LockedEnvironment] = {}
         specs: dict[str, EnvironmentSpec] = {}
+        image = ImageContent(frozenset(environments.image), frozenset(), {".py": "python3"})
         for skill in self._skills:
-            for key, spec in (*declared(skill), *_node_error(skill)):
+            report = SkillScripts(skill, image) if arguments.suggested else None
+            for key, spec in (*declared(skill, report), *_node_error(skill)):
                 if isinstance(spec, KdskillsError):
                     self._failed.append(_failed_row(key, spec))
                 else:

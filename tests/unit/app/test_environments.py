@@ -199,3 +199,24 @@ async def test_auto_brings_what_a_script_declares(host_of, bundle, index):
     with pytest.raises(EnvironmentFailed) as caught:
         locked.wiring.packages(subsystem).of_script(skill, "scripts/plain.py", skill.folder)
     assert caught.value.code == "environment_lock_stale"
+
+
+async def test_suggested_packages_are_locked_when_asked_for(host_of, bundle, index):
+    """What a script imports and nothing declares is brought with `suggested` alone; the script then gets it, and no guesses."""
+    index.add("pypdf")
+    scripts = bundle / "skills/bare/scripts"
+    scripts.mkdir()
+    (scripts / "read.py").write_text("import json, pypdf, pydantic, guessed_thing_of_nobody\n")
+    (bundle / "skills/pdf/scripts/plain.py").write_text("import one, pypdf\n")
+    host, read, plain = host_of(), "public.bare/scripts/read.py", "public.pdf/scripts/plain.py"
+    assert set(states(await answered(host, "lock", bundle))) == set(KEYS)
+    rows = {row.key: row for row in (await answered(host, "lock", bundle, suggested=True)).rows}
+    assert (rows[read].requirements, rows[plain].requirements) == (("pypdf",), ("one>=1", "pypdf"))
+    assert (await answered(host, "lock", bundle, suggested=True, check=True)).ok
+    assert not (await answered(host, "lock", bundle, check=True)).ok
+    assert (await answered(host, "build", bundle, suggested=True)).ok
+    subsystem = host.subsystem(host.bundle(bundle))
+    packages = host.wiring.packages(subsystem)
+    for full_id, script in (("public.bare", "scripts/read.py"), ("public.pdf", "scripts/plain.py")):
+        skill = subsystem.registry[full_id]
+        assert (packages.of_script(skill, script, skill.folder).root / "python/pypdf.py").is_file()
