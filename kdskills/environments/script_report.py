@@ -176,7 +176,7 @@ class SkillScripts:
         yield from self.unknown_programs()
 
     def uncovered(self) -> Iterator[Diagnostic]:
-        """Yield a warning for packages that the instructions install, but no file declares."""
+        """Yield what the instructions install and no file declares; it may be meant for another machine, so it only informs."""
         specs = [needs.spec for needs in self.needs.values()]
         present = self.image.packages.union(*map(declared_names, specs))
         present |= {package.name for path in self.scripts for package in self.undeclared(path)}
@@ -190,9 +190,7 @@ class SkillScripts:
                 names = [each.name if " " in each.requirement else each.requirement for each in packages]
                 message = f"The instructions install {', '.join(names)}, which no file of the skill declares."
                 fix = f'Add to the frontmatter:\nmetadata:\n  kdskills.{key}: "{" ".join(names)}"'
-                yield Diagnostic(
-                    "dependency_undeclared", "warning", message, packages[0].path, packages[0].line, fix=fix
-                )
+                yield Diagnostic("dependency_undeclared", "info", message, packages[0].path, packages[0].line, fix=fix)
 
     def unknown_programs(self) -> Iterator[Diagnostic]:
         """Yield a warning for each program that is named, or runs a script, and that the image does not have."""

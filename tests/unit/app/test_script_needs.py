@@ -119,12 +119,13 @@ async def test_what_cannot_be_honoured_is_an_error(host: Host, bundle: Path) -> 
 
 
 async def test_what_the_instructions_install_is_told_with_the_field(host: Host, bundle: Path) -> None:
-    """Packages of install lines that nothing declares are warnings at their lines, with fields that end them."""
+    """Packages of install lines that nothing declares are told at their lines, with fields that end them."""
     body = "```\npip install 'pdfplumber>=0.11' pandas pyyaml \"a; python_version<'9'\"\nnpm install pptxgenjs\n```\n"
     front(bundle, body=body)
     write(bundle, "scripts/fill.py", f"{BLOCK}import pandas\n")
     python, node = await needs(host, bundle)
     assert (python.code, python.line, node.line) == ("dependency_undeclared", 6, 7)
+    assert {python.severity, node.severity} == {"info"}  # they may be meant for another machine
     assert python.fix.split("\n")[1:] == ["metadata:", '  kdskills.python: "a pdfplumber>=0.11"']
     fields = "metadata:\n" + "".join(finding.fix.split("\n")[2] + "\n" for finding in (python, node))
     front(bundle, fields, body)
