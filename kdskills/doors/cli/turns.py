@@ -134,6 +134,9 @@ class Narrator(EventPrinter):
     on_model_replied = told("says", "cyan", lambda e: cut(e.text) if e.text and e.calls else None)
     on_skill_loaded = told("loaded", "green", lambda event: f"{event.skill} {event.digest[:19]}…")
     on_skill_refused = told("refused", "red", lambda event: f"{event.ref}: {event.code}")
+    on_script_connection = told(
+        "network", "magenta", lambda event: f"{one_line(event.host)}:{event.port} {event.outcome}"
+    )
     on_file_written = told("file", "green", lambda event: f"{one_line(event.path)} ({counted(event.size, 'byte')})")
 
     def on_diagnostic(self, event: Any) -> None:
@@ -332,6 +335,11 @@ class Timeline(EventPrinter):
         lambda e: f"{program(e)} {'allowed' if e.allowed else 'denied'}{e.reason and f': {flat(e.reason)}'}",
     )
     on_script_started = told("script", "magenta", lambda event: f"{program(event)} starts in {flat(event.engine)}")
+    on_script_connection = told(
+        "network",
+        "magenta",
+        lambda e: f"{program(e)}: {flat(e.host)}:{e.port} {flat(e.outcome)}, {e.sent} bytes there, {e.received} back",
+    )
     on_file_written = told("file", "green", lambda e: f"{flat(e.path)}, {e.size} bytes, by {flat(e.tool)}")
     on_skill_loaded = told("loaded", "green", lambda e: f"{flat(e.skill)} by {flat(e.by)}, {flat(e.digest)}")
     on_skill_unloaded = told("unloaded", "cyan", lambda event: flat(event.skill))
