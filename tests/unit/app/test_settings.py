@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Settings, SettingsInvalid
-from kdskills.app.settings import FILE_ONLY, SYSTEM_CONFIG, config_files, user_config
+from kdskills.app.settings import FILE_ONLY, SYSTEM_CONFIG, config_files, user_config, variable_of
 from kdskills.execution import IsolationLevel
 
 
@@ -100,7 +100,7 @@ def test_hosts_are_granted_by_a_file_alone(tmp_path: Path, monkeypatch: pytest.M
     assert Settings.load(file).execution_options().egress.size == 5
     with pytest.raises(SettingsInvalid, match="is no rule such as"):
         Settings.load(write(tmp_path / "b.toml", '[network]\npublic = ["http://pypi.org/"]\n'))
-    monkeypatch.setenv("KDSKILLS_NETWORK__PUBLIC", '["pypi.org"]')
+    monkeypatch.setenv(f"{variable_of('network')}__PUBLIC", '["pypi.org"]')
     with pytest.raises(SettingsInvalid, match="cannot be set by a variable"):
         Settings.load(file)
 
