@@ -200,8 +200,14 @@ class EgressConnection:
         """Pass on one request and its answer, or all bytes of a tunnel. Raises as `_Flow.read`."""
         tunnel = head.method == "CONNECT"
         body, answer = RequestBody(head.size), ResponseHead()
+
+        def answered(data: bytes) -> bytes:
+            passed_on = answer.feed(data)
+            self._answered = self._answered or bool(passed_on)  # until then a refusal still reaches the program
+            return passed_on
+
         there = _Flow(self._client, upstream, _same if tunnel else body.feed, self._count_sent)
-        back = _Flow(upstream, self._client, _same if tunnel else answer.feed, self._count_received)
+        back = _Flow(upstream, self._client, _same if tunnel else answered, self._count_received)
         there.buffer = (b"" if tunnel else head.forwarded({})) + there.transform(data)
         if tunnel:
             self._answered = True
@@ -214,6 +220,8 @@ class EgressConnection:
         while not back.finished and self._await_flows(there, back, wanted=tunnel or not body.complete):
             if not (tunnel or body.complete or there.reading):
                 raise BadHead("the request ended within its body")
+            if not (self._answered or back.reading):
+                raise BadAnswer("the server ended the connection without an answer")
             for flow in (there, back):
                 flow.write()
 
@@ -253,7 +261,7 @@ class EgressConnection:
         self._proxy.take_bytes(size)
 
     def _count_received(self, size: int) -> None:
-        self._answered, self._received = True, self._received + size
+        self._received += size
         self._proxy.take_bytes(size)
 
     def _refuse(self, outcome: str, words: str) -> None:

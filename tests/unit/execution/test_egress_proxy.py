@@ -12,7 +12,7 @@ import pytest
 
 from kdskills.execution import EgressBounds
 from kdskills.execution.egress import host_rules
-from kdskills.execution.egress_proxy import MAX_ROWS, EgressProxy
+from kdskills.execution.egress_proxy import MAX_ROWS, EgressConnection, EgressProxy
 
 
 @pytest.fixture
@@ -98,6 +98,40 @@ def test_a_crowd_waits_outside(start, connect):
     later.sendall(b"x\n\n")
     assert answer(later).startswith(b"HTTP/1.1 400 ")
     assert sorted(row.outcome for row in proxy.close()) == ["bad_request", "not_granted", "not_granted", "too_many"]
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "outcome"),
+    [
+        (b"SSH-2.0-x\r\n", b"502", "bad_answer"),
+        (b"HTTP/1.1 20", b"504", "too_slow"),
+        (b"HTTP/1.1 200 OK\r\n", b"502", "bad_answer"),
+        (b"", b"502", "bad_answer"),
+        (b"HTTP/1.1 200 OK\r\n\r\nyes", b"200", "ok"),
+    ],
+)
+def test_what_a_server_says_wrong_is_told(start, connect, stack, monkeypatch, said, status, outcome):
+    """An answer that is no HTTP, or never whole, is refused with a status of ours; the program is never left with nothing."""
+    server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def serve():
+        link, _ = server.accept()
+        with link:
+            link.recv(65536)
+            link.sendall(said)
+            if outcome == "too_slow":
+                time.sleep(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    stack.callback(thread.join)
+    # The one step that would leave this machine: a checked address is connected to.
+    monkeypatch.setattr(EgressConnection, "_connected", lambda *_: socket.create_connection(server.getsockname()))
+    proxy, channel = start(resolver=lambda host, port: ["203.0.113.7"], seconds=0.5 if outcome == "too_slow" else 30)
+    client = connect(channel)
+    client.sendall(b"GET http://granted.invalid/ HTTP/1.1\r\nHost: granted.invalid\r\n\r\n")
+    assert answer(client).split(b" ")[1] == status
+    assert [row.outcome for row in proxy.close()] == [outcome]
 
 
 def test_who_says_nothing_is_answered_in_time(start, connect):
