@@ -21,6 +21,7 @@ __all__ = [
     "Message",
     "ModelAddress",
     "ModelFactory",
+    "ModelImage",
     "ModelProvider",
     "ModelReply",
     "ModelRequest",
@@ -187,6 +188,19 @@ class ToolCall:
         return cls(call_id, tool, json.dumps(arguments, ensure_ascii=False, sort_keys=False))
 
 
+ImageType = Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+IMAGE_TOKENS: Final = 1_600
+"""What providers count for an image of about a megapixel; smaller ones cost less."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelImage:
+    """An image that a tool shows the model: its bytes, and one of the media types all providers take."""
+
+    media_type: ImageType
+    data: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of the append-only history.
@@ -199,6 +213,7 @@ class Message:
         tool: The tool that answered, as the model spelt it.
         ok: Whether the tool succeeded; of `tool` messages only.
         pin: `skill:<id>@<digest>` when the message carries a skill body a compactor must keep.
+        images: Images beside the text, of `tool` messages only.
     """
 
     role: MessageRole
@@ -208,6 +223,7 @@ class Message:
     tool: str | None = None
     ok: bool = True
     pin: str | None = None
+    images: tuple[ModelImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +302,8 @@ class ModelProvider(Protocol):
     Failures are raised as `ModelFailed`: with `retryable` for timeouts, lost connections and the statuses 408, 409,
     429 and 5xx (`retry_after` in seconds when the server says so), with code `context_full` when the request does not
     fit the model's window. Retrying is the solver's business, never the provider's.
+
+    A provider that has `takes_images = True` beside these attributes is sent the images of messages.
 
     Attributes:
         name: `provider:model`, as shown in results and spans.

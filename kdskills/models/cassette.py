@@ -205,7 +205,8 @@ def request_digest(request: ModelRequest) -> str:
 
     def row(m: Message) -> list[Any]:
         calls = [[stable(c.id), c.tool, stable_text(c.arguments)] for c in m.calls]
-        return [m.role, stable_text(m.text), calls, stable(m.call_id), m.tool, m.ok]
+        images = [hashlib.sha256(image.data).hexdigest() for image in m.images]
+        return [m.role, stable_text(m.text), calls, stable(m.call_id), m.tool, m.ok, *images]
 
     rows = [row(m) for m in request.messages]
     text = json.dumps([stable_text(request.instructions), rows], ensure_ascii=False)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from kdskills.errors import Diagnostic, KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
-from kdskills.models import Message, ToolCall, parse_object
+from kdskills.models import Message, ModelImage, ToolCall, parse_object
 from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
 from kdskills.session.codes import pathless
 from kdskills.session.config import Budget
@@ -238,10 +238,12 @@ class CallAnswer:
     pin: str | None = None
     changed: bool = False
     stuck: str | None = None
+    images: tuple[ModelImage, ...] = ()
 
     def message(self) -> Message:
         """Return the result message the model reads."""
-        return Message("tool", self.text, call_id=self.call.id, tool=self.call.tool, ok=self.ok, pin=self.pin)
+        call = self.call
+        return Message("tool", self.text, (), call.id, call.tool, self.ok, self.pin, self.images)
 
     def record(self) -> CallRecord:
         """Return what the result keeps of the call."""
@@ -463,8 +465,11 @@ class TurnDispatcher:
     def _answer(self, ready: CheckedCall, answer: ToolAnswer, error: str | None = None) -> CallAnswer:
         """Return what a tool answered in text, whole where it is pinned; *error* counts only when it is not ok."""
         text = whole_text(answer.value) if answer.pin else self._bounded(answer.value, ready.tool_id)
-        code, artifacts, pin = None if answer.ok else error, answer.artifacts, answer.pin
-        return CallAnswer(ready.call, ready.tool_id, answer.ok, text, code, 0, artifacts, pin, answer.changed)
+        code = None if answer.ok else error
+        made = CallAnswer(
+            ready.call, ready.tool_id, answer.ok, text, code, 0, answer.artifacts, answer.pin, answer.changed
+        )
+        return replace(made, images=answer.images)
 
     def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""

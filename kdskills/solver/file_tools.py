@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,9 +19,10 @@ from pydantic import BaseModel, Field
 
 from kdskills.errors import ToolCallRefused
 from kdskills.execution.check import OutputGlob, compile_glob, path_problem
+from kdskills.models import ImageType, ModelImage
 from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.config import MIB, Budget
-from kdskills.session.workspace import MAX_TOTAL, clean_path, media_type
+from kdskills.session.workspace import MAX_TOTAL, clean_path
 from kdskills.solver.events import FileWritten
 from kdskills.solver.shell import SKILLS, skill_paths
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
@@ -37,6 +38,15 @@ MAX_MATCHES: Final = 1_000
 MAX_SEARCHED: Final = 16 * MIB
 """Bytes of a file that is searched; a larger one is told."""
 PATTERN_MEMORY: Final = 16 * MIB
+MAX_IMAGE: Final = 3 * MIB
+"""Bytes of an image that is shown; providers refuse requests with larger ones."""
+MAX_IMAGES: Final = 16 * MIB
+"""Bytes of all images that a turn shows."""
+_IMAGES: Final[Mapping[bytes, ImageType]] = {
+    b"\x89PNG\r\n\x1a\n": "image/png",
+    b"\xff\xd8\xff": "image/jpeg",
+    b"GIF8": "image/gif",
+}
 _SKILL_DIR: Final = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
 
 
@@ -108,7 +118,9 @@ async def _read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     turn = call.turn
     address = await address_of(turn, arguments.path)
     data = await file_bytes(turn, address)
-    content = _text(data, address, arguments.path)
+    if (kind := image_type(data)) is not None:
+        return _image(turn, address, data, kind)
+    content = decoded(data, arguments.path)
     if address.skill is not None and address.path.lower().endswith(".md"):
         content = turn.sources.adopt(turn.subsystem.registry[address.skill], content)
     lines = content.splitlines(keepends=True)
@@ -129,16 +141,26 @@ async def _read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     return ToolAnswer(facts | {"text": "".join(page)})
 
 
-def _text(data: bytes, address: FileAddress, path: str) -> str:
-    """Return the text of a file; an image is named as one, because messages to models hold text alone."""
-    try:
-        return decoded(data, path)
-    except ToolCallRefused:
-        kind = media_type(address.path)
-        if not kind.startswith("image/"):
-            raise
-        message = f"{path!r} is an image, and messages to this model hold text alone; look at it with a program"
-        raise refuse("not_text", message, path=path, size=len(data), media_type=kind) from None
+def image_type(data: bytes) -> ImageType | None:
+    """Return the media type of an image that models can be shown, by its first bytes, or None of anything else."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return next((kind for magic, kind in _IMAGES.items() if data.startswith(magic)), None)
+
+
+def _image(turn: Turn, address: FileAddress, data: bytes, kind: ImageType) -> ToolAnswer:
+    """Show an image to a model that can be shown one; any other is told what the file is."""
+    facts: dict[str, Any] = {"path": address.spelled(address.path), "size": len(data), "media_type": kind}
+    if not turn.takes_images():
+        return ToolAnswer(facts | {"shown": False, "note": "you cannot be shown images; look at it with a program"})
+    if len(data) > MAX_IMAGE:
+        message = "the image is too large to be shown; make a smaller one with a program"
+        raise refuse("too_large", message, path=facts["path"], size=len(data), limit=MAX_IMAGE)
+    if turn.image_bytes + len(data) > MAX_IMAGES:
+        message = "no more images can be shown in this turn; look at it with a program"
+        raise refuse("too_large", message, path=facts["path"], limit=MAX_IMAGES)
+    turn.image_bytes += len(data)
+    return ToolAnswer(facts | {"shown": True}, images=(ModelImage(kind, data),))
 
 
 class FileEditInput(ToolArguments):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import FileRefused, ModelFailed
-from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, ToolSpec
+from kdskills.models import IMAGE_TOKENS, Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
@@ -54,7 +54,7 @@ def compact(
             continue
         step = bisect(steps, position)
         line = f"[result of {message.tool or 'tool'} at step {step} left out: {len(message.text)} characters]"
-        shorter = replace(message, text=line, pin=None)
+        shorter = replace(message, text=line, pin=None, images=())
         saved = _size(message, count) - _size(shorter, count)
         if saved > 0:
             view[position] = shorter
@@ -63,7 +63,9 @@ def compact(
 
 
 def _size(message: Message, count: TokenCounter) -> int:
-    return count(message.text) + sum(count(call.arguments) for call in message.calls)
+    return (
+        count(message.text) + sum(count(call.arguments) for call in message.calls) + IMAGE_TOKENS * len(message.images)
+    )
 
 
 _DEEDS = (

@@ -153,6 +153,7 @@ class SolverSettings(BaseModel):
         final_call: Whether a turn out of steps or calls is given one last call without tools.
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
         shell: The shell and the file tools, likewise; they are off wherever scripts are.
+        images: Whether tools show images to models; None: to those that say they take them.
         catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
@@ -181,6 +182,7 @@ class SolverSettings(BaseModel):
     final_call: bool = True
     run_scripts: bool | None = None
     shell: bool | None = None
+    images: bool | None = None
     catalog: CatalogMode = "auto"
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
-from kdskills.models import ToolSpec
+from kdskills.models import ModelImage, ToolSpec
 from kdskills.session.threads import HandlerThreads
 from kdskills.session.tools import pointer, safe_name
 
@@ -95,7 +95,8 @@ class ToolAnswer:
     """What a tool may return beside a plain JSON value.
 
     `artifacts` are paths of the turn's files it wrote; `changed` says that the turn's state is another one, so that a
-    repeated call may answer differently; `pin` marks a text a compactor must keep.
+    repeated call may answer differently; `pin` marks a text a compactor must keep; `images` are shown beside the value,
+    to a model that `Turn.takes_images`.
     """
 
     value: Any
@@ -103,6 +104,7 @@ class ToolAnswer:
     changed: bool = False
     pin: str | None = None
     ok: bool = True
+    images: tuple[ModelImage, ...] = ()
 
 
 ToolBody = Callable[[BaseModel, ToolContext], Awaitable[Any]]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import Diagnostic, ModelFailed
-from kdskills.models import Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
+from kdskills.models import IMAGE_TOKENS, Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW
 from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
@@ -84,7 +84,8 @@ class Turn:
 
     `consumer` is the deciding agent, `parts` the system, `session` the session's API bound to this turn; `view` is
     frozen for the turn, and catalogs, loads and generators share its `SK` numbers. `streaming` tells that somebody
-    reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended. `commands` run
+    reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended. `image_bytes`
+    counts what images were shown. `commands` run
     in the background by handle, `closing` is left when the turn ends, before its files are listed.
     """
 
@@ -100,6 +101,7 @@ class Turn:
     streaming: bool = False
     log: TurnLog = field(default_factory=TurnLog)
     shell_outputs: int = 0
+    image_bytes: int = 0
     commands: dict[str, BackgroundCommand] = field(default_factory=dict)
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     result: TurnResult | None = None
@@ -127,6 +129,8 @@ class Turn:
         settings, pacing, redactor = self.parts.settings, self.parts.pacing, self.bus.redactor
         provider, emit = self.parts.model(request.role), partial(self.bus.emit, step=step, role=request.role)
         request = replace(request, timeout_s=settings.model_timeout_s, settings=settings.model_settings)
+        if not self.takes_images(request.role):
+            request = replace(request, messages=tuple(replace(message, images=()) for message in request.messages))
         tools = tuple(tool.tool_id for tool in request.tools)
         emit(ModelRequested, model=provider.name, messages=len(request.messages), tools=tools)
         started_at = time.monotonic()
@@ -201,6 +205,11 @@ class Turn:
         """Tokens the decision model takes; 128,000 when unknown."""
         return self.parts.model(DECISION).context_window or UNKNOWN_WINDOW
 
+    def takes_images(self, role: str = DECISION) -> bool:
+        """Whether the model of a role is shown images: as the settings say, else as its provider does."""
+        setting = self.parts.settings.images
+        return getattr(self.parts.model(role), "takes_images", False) is True if setting is None else setting
+
     def count(self, text: str) -> int:
         """Estimate the tokens of *text*."""
         return estimate_tokens(text)
@@ -210,7 +219,8 @@ class Turn:
         tools = [[spec.name, spec.description, spec.input_schema] for spec in specs]
         words = [message.text + "".join(call.arguments for call in message.calls) for message in messages]
         sent = json.dumps(tools, ensure_ascii=False, default=dict) if tools else ""
-        return self.count(sent) + sum(map(self.count, words))
+        images = sum(len(message.images) for message in messages)
+        return self.count(sent) + sum(map(self.count, words)) + IMAGE_TOKENS * images
 
     def tool_specs(self) -> tuple[ToolSpec, ...]:
         """Return the tools offered now: those of skills, then the solver's own."""

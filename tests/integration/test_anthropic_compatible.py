@@ -9,7 +9,7 @@ import pytest
 from kdskills.builtin.models import pydantic_ai
 from kdskills.errors import ModelFailed
 from kdskills.hooks import Register
-from kdskills.models import Message, ModelRequest, ToolCall, ToolSpec, Usage, open_model
+from kdskills.models import Message, ModelImage, ModelRequest, ToolCall, ToolSpec, Usage, open_model
 
 LOAD = ToolSpec("skills_load", "Load skills.", {"type": "object", "properties": {}}, "skills.load")
 
@@ -107,6 +107,23 @@ async def test_a_reply_with_calls_text_and_usage(server, model):
     assert sent == [{"invalid_json": "{broken"}, {}]
     assert [part["tool_use_id"] for part in body["messages"][2]["content"]] == ["a", "b"]
     assert [tool["name"] for tool in body["tools"]] == ["skills_load"]
+
+
+async def test_images_are_part_of_a_tools_answer(server, model):
+    """An image goes out within the result of its call."""
+    server.script = [(200, {}, message({"type": "text", "text": "A cat."}))]
+    image = ModelImage("image/png", b"\x89PNG")
+    history = (
+        Message("user", "u"),
+        Message("assistant", "", calls=(ToolCall("a", "files_read", "{}"),)),
+        Message("tool", "a cat", call_id="a", tool="files_read", images=(image,)),
+    )
+    await model.reply(request(*history))
+    (answer,) = server.seen[0][2]["messages"][2]["content"]
+    assert (answer["type"], answer["tool_use_id"]) == ("tool_result", "a")
+    sources = [part["source"] for part in answer["content"] if part["type"] == "image"]
+    assert [(source["media_type"], source["data"]) for source in sources] == [("image/png", "iVBORw==")]
+    assert model.takes_images
 
 
 @pytest.mark.parametrize(

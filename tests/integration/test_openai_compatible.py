@@ -11,7 +11,17 @@ from kdskills.builtin.models import decisions, pydantic_ai, record, replay
 from kdskills.bundle import load_bundle
 from kdskills.errors import BadRequest, ModelFailed
 from kdskills.hooks import Register
-from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolCall, ToolSpec, Usage, open_model
+from kdskills.models import (
+    Message,
+    ModelImage,
+    ModelReply,
+    ModelRequest,
+    TextDelta,
+    ToolCall,
+    ToolSpec,
+    Usage,
+    open_model,
+)
 from kdskills.models.cassette import read_cassette
 from kdskills.solver import PlainWiring, ReactSolver, SolverSettings, SolverSystem, tool_from_function
 
@@ -149,6 +159,27 @@ async def test_a_reply_with_calls_text_and_usage(server, register):
     assert json.loads(sent) == {"invalid_json": "{broken"}
     assert body["tools"][0]["function"]["name"] == "skills_load"
     assert body["tools"][0]["function"]["parameters"] == LOAD.input_schema
+
+
+async def test_images_come_after_all_answers_of_tools(server, register):
+    """That wire's tool answers are text alone; each image follows in the user's name, none between two answers."""
+    server.script = [{"text": "A cat."}]
+    model = open_model(register, f"openai:tiny@{server.url}")
+    image = ModelImage("image/png", b"\x89PNG")
+    history = (
+        Message("user", "u"),
+        Message("assistant", "", calls=(ToolCall("a", "files_read", "{}"), ToolCall("b", "files_read", "{}"))),
+        Message("tool", "a cat", call_id="a", tool="files_read", images=(image,)),
+        Message("tool", "text", call_id="b", tool="files_read"),
+    )
+    await model.reply(request(*history))
+    await model.aclose()
+    rows = server.seen[0][2]["messages"]
+    assert [row["role"] for row in rows] == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert "a cat" in rows[3]["content"]
+    shown = [part["image_url"]["url"] for part in rows[5]["content"] if part["type"] == "image_url"]
+    assert shown == ["data:image/png;base64,iVBORw=="]
+    assert not model.takes_images  # nobody can tell of a server of one's own; its user says it
 
 
 async def test_a_streamed_reply_comes_in_pieces(server, register):

@@ -44,15 +44,23 @@ _FULL = (
 class PydanticAIModel:
     """A model behind pydantic-ai. Nothing is retried here: that is the solver's business.
 
-    *name* is `provider:model`, *context_window* in tokens; the *key* is kept out of failures whatever the server repeats.
+    *name* is `provider:model`, *context_window* in tokens; the *key* is kept out of failures whatever the server repeats;
+    *takes_images* says that the model can be shown images.
     """
 
     replayed = False
 
     def __init__(
-        self, model: Model[Any], *, name: str, context_window: int | None = None, key: str | None = None
+        self,
+        model: Model[Any],
+        *,
+        name: str,
+        context_window: int | None = None,
+        key: str | None = None,
+        takes_images: bool = False,
     ) -> None:
         self.name, self.context_window, self._model = name, context_window, model
+        self.takes_images = takes_images
         self._redactor = Redactor([key] if key else [])
 
     async def reply(self, request: ModelRequest) -> ModelReply:
@@ -123,7 +131,7 @@ def history(instructions: str, messages: tuple[Message, ...]) -> list[parts.Mode
         part = (
             parts.UserPromptPart(message.text)
             if message.role == "user"
-            else parts.ToolReturnPart(message.tool or "", message.text, tool_call_id=message.call_id or "")
+            else parts.ToolReturnPart(message.tool or "", _content(message), tool_call_id=message.call_id or "")
         )
         last = out[-1] if out else None
         if isinstance(last, parts.ModelRequest):
@@ -131,6 +139,12 @@ def history(instructions: str, messages: tuple[Message, ...]) -> list[parts.Mode
         else:
             out.append(parts.ModelRequest(parts=[part], instructions=instructions or None))
     return out
+
+
+def _content(message: Message) -> parts.ToolReturnContent:
+    """Return what a tool answered; providers whose answers of tools are text alone get the images right after them."""
+    images = [parts.BinaryContent(image.data, media_type=image.media_type) for image in message.images]
+    return [message.text, *images] if images else message.text
 
 
 def _arguments(call: ToolCall) -> dict[str, Any]:
@@ -213,8 +227,11 @@ def open_live(provider: str, target: str) -> PydanticAIModel:
                 model = OpenAIChatModel(address.model, provider=OpenAIProvider(openai_client=client))
     except ImportError:
         raise MissingExtra("a live model", "models") from None
+    # What stands behind an address of one's own, nobody can tell: SolverSettings.images says it.
+    images = provider == "anthropic" or (provider == "openai" and address.base_url is None)
     window = 200_000 if provider == "anthropic" else None
-    return PydanticAIModel(model, name=f"{provider}:{address.model}", context_window=window, key=key)
+    name = f"{provider}:{address.model}"
+    return PydanticAIModel(model, name=name, context_window=window, key=key, takes_images=images)
 
 
 @hookimpl

@@ -43,6 +43,7 @@ class RecordingModel:
     def __init__(self, inner: ModelProvider, path: Path, *, redactor: Redactor | None = None) -> None:
         self._inner, self.path, self.redactor = inner, path, redactor or Redactor()
         self.name, self.context_window = inner.name, inner.context_window
+        self.takes_images = getattr(inner, "takes_images", False)
         self._entries: list[CassetteEntry] = []
         self._writing = asyncio.Lock()
 

@@ -5,10 +5,12 @@ import time
 
 import pytest
 
+from kdskills.models import ModelImage
 from kdskills.session.approval import Denial
-from kdskills.solver import PlainWiring
-from kdskills.solver.file_tools import linear_pattern
-from kdskills.testing.models import call, say
+from kdskills.solver import PlainWiring, file_tools
+from kdskills.solver.file_tools import image_type, linear_pattern
+from kdskills.solver.loop import compact
+from kdskills.testing.models import ScriptedModel, call, say
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0"
 
@@ -100,11 +102,59 @@ async def test_read_gives_lines_and_says_where_to_go_on(ask):
 
 
 async def test_what_is_no_text_is_told(ask):
-    """An image is named as one: messages to models hold text alone."""
+    """An image is named as one to a model that takes none; other bytes are refused."""
     image, binary = await ask(
         call("files_read", path="a.png"), call("files_read", path="b.bin"), files=[("a.png", PNG), ("b.bin", b"\0\1")]
     )
-    assert (image.error, binary.error) == ("not_text", "not_text")
+    named = value(image)
+    assert (named["shown"], named["media_type"], named["size"]) == (False, "image/png", len(PNG))
+    assert "program" in named["note"]
+    assert binary.error == "not_text"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (PNG, "image/png"),
+        (b"\xff\xd8\xff\xe0", "image/jpeg"),
+        (b"GIF89a\1", "image/gif"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image/webp"),
+        (b"RIFF\0\0\0\0WAVEfmt ", None),
+        (b"<svg/>", None),
+        (b"", None),
+    ],
+)
+def test_an_image_is_known_by_its_first_bytes(data, kind):
+    """Whatever its name says."""
+    assert image_type(data) == kind
+
+
+async def test_an_image_is_shown_to_a_model_that_takes_images(solve):
+    """Beside the answer, and no longer once its result is left out; a generator that takes none gets the text."""
+    script = [call("files_read", path="a.png"), say("done")]
+    files = [("a.png", PNG), ("b.txt", b"text")]
+    model = ScriptedModel(script)
+    result = await solve(model=model, files=files, images=True)
+    assert value(result.steps[0].calls[0]) == {
+        "path": "a.png", "size": len(PNG), "media_type": "image/png", "shown": True,
+    }  # fmt: skip
+    assert model.requests[1].messages[-1].images == (ModelImage("image/png", PNG),)
+    step = model.requests[1].messages[1:]
+    assert [message.images != () for message in compact(step * 3, (), 1)] == [False, False, False, True, False, True]
+    blind = ScriptedModel(list(script))
+    blind.takes_images = True
+    await solve(model=blind, files=files, images=False)
+    assert blind.requests[1].messages[-1].images == ()
+
+
+async def test_images_have_bounds(ask, monkeypatch):
+    """One that is too large, and more than a turn may show, are refused with what to do instead."""
+    monkeypatch.setattr(file_tools, "MAX_IMAGE", 20)
+    monkeypatch.setattr(file_tools, "MAX_IMAGES", 25)
+    files = [("large.png", PNG + b"\0" * 20), *((f"{name}.png", PNG) for name in "abc")]
+    calls = [call("files_read", path=path) for path, _ in files]
+    large, first, second, third = await ask(*calls, files=files, images=True)
+    assert (large.error, first.error, second.error, third.error) == ("too_large", None, None, "too_large")
 
 
 async def test_edit_replaces_an_exact_text_once_or_everywhere(ask):
