@@ -51,6 +51,13 @@ _look = partial(Shipped, profile="author", reads=True, ui_allowed=True)
 _change = partial(Shipped, profile="author", scope="skills:write", ui_allowed=True)
 _operate = partial(Shipped, profile="operator", scope="admin")
 _environment = partial(Shipped, errors=_ENVIRONMENT, profile="operator", scope="admin", local=True)
+_author = partial(
+    Shipped,
+    errors=("bundle_untrusted", "path_missing", "path_exists", "unknown_skill", *_SCRIPT),
+    profile="author",
+    scope="work:run",
+    local=True,
+)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
@@ -93,6 +100,8 @@ _ROWS: Final = (
     _environment("environments.build", "Download and unpack what is locked.", "environments:build"),
     _environment("environments.show", "Tell how environments of skills stand.", "environments:show", reads=True),
     _environment("environments.clean", "Remove what is built for skills.", "environments:clean"),
+    _author("scripts.run", "Run a script of a bundle behind the wall, without a model.", "scripts:run"),
+    _author("scripts.probe", "Start every script of a bundle with `--help`.", "scripts:probe"),
     _tool("skills.load", None, "conversation:load", _TOOL),
     _tool("skills.unload", None, "conversation:unload", _TOOL),
     _tool("skills.read", None, "conversation:read", _TOOL, reads=True),

@@ -123,7 +123,7 @@ class _Work:
         bundle = bundles.open(arguments.bundle, context)
         self._environments, self._emit = environments, context.emit
         self._bundle, self._lock = bundle.name, lock_of(bundle.root)
-        self._skills = list(_chosen(dict(bundles.subsystem(bundle).registry), arguments.skills))
+        self._skills = list(chosen_skills(dict(bundles.subsystem(bundle).registry), arguments.skills))
         self._failed: list[EnvironmentRow] = []
         self._resolved: dict[object, LockedEnvironment] = {}
         specs: dict[str, EnvironmentSpec] = {}
@@ -234,7 +234,7 @@ class _Work:
             self._emit(EnvironmentEvent(kind=kind, subject=subject, size=size))
 
 
-def _chosen(skills: dict[str, Skill], refs: tuple[str, ...]) -> Iterator[Skill]:
+def chosen_skills(skills: dict[str, Skill], refs: tuple[str, ...]) -> Iterator[Skill]:
     """Yield the skills of *refs*, by full id or id. Raises BadRequest, `unknown_skill`."""
     if not refs:
         yield from skills.values()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import commands, jobs, programs
+from kdskills.doors.cli import commands, environments, jobs, programs
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ own_commands.command("bench", context_settings={"allow_extra_args": True, "ignor
     programs.bench
 )
 own_commands.command("logs")(jobs.logs)
+own_commands.command("run-script", context_settings=environments.AS_WRITTEN)(environments.run_script)
 own_commands.command("tool")(programs.tool)
 own_commands.command("worker")(programs.worker)
 
@@ -36,7 +37,7 @@ GROUPS: Final = {
     "turn": commands.turn,
     "codex": commands.codex,
     "image": commands.image,
-    "env": commands.env,
+    "env": environments.env,
     "mcp": commands.mcp,
     "token": commands.token,
     "db": commands.db,
