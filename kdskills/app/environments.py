@@ -76,16 +76,23 @@ class Environments:
         return {canonicalize_name(name): version for name, version in versions.items()}
 
     def states(
-        self, skills: Iterable[Skill], lock: Path, specs: Mapping[str, EnvironmentSpec]
+        self, skills: Iterable[Skill], lock: Path, specs: Mapping[str, EnvironmentSpec], *, exact: bool
     ) -> list[EnvironmentState]:
-        """Return how each of *specs* stands, and the entries of *skills* in the file *lock* that nobody asks for."""
-        locked = read_lock(lock)
-        ids = {skill.full_id for skill in skills}
-        extra = [key for key in locked if key not in specs and key.partition(f"/{SCRIPTS}")[0] in ids]
-        states = [EnvironmentState(key, None, locked[key], "nobody asks for it") for key in extra]
+        """Return how each of *specs* stands, and the entries of *skills* in the file *lock* that nobody asks for.
+
+        Where it need not be *exact*, what was locked beyond *specs* for a script that is there is as good, as it is at a run.
+        """
+        locked, folders = read_lock(lock), {skill.full_id: skill.folder for skill in skills}
+        states = []
+        for key, entry in locked.items():
+            skill_id, _, script = key.partition(f"/{SCRIPTS}")
+            if key not in specs and skill_id in folders:
+                folder = folders[skill_id]
+                covers = not exact and script and folder is not None and (folder / SCRIPTS / script).is_file()
+                states.append(EnvironmentState(key, None, entry, "" if covers else "nobody asks for it"))
         for key, spec in specs.items():
             entry = locked.get(key)
-            problem = "it is not locked" if entry is None else stale_reason(entry, spec)
+            problem = "it is not locked" if entry is None else stale_reason(entry, spec, exact=exact)
             states.append(EnvironmentState(key, spec, entry, problem))
         return sorted(states, key=lambda state: state.key)
 

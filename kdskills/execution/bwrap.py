@@ -282,7 +282,7 @@ def _tmpfs(mount_point: str, size: int, mode: str) -> tuple[str, ...]:
 
 def make_sandbox(setup: SandboxSetup, job: SandboxJob, stack: ExitStack) -> BwrapBox:
     """Make a sandbox for *job*, which waits for `release`; *stack* ends it. Raises SetupFailed."""
-    pipes = sandbox_pipes(stack, code=job.payload is not None)
+    pipes = sandbox_pipes(stack, code=job.payload is not None, terminal=job.plan.request.terminal)
     bounds = within_own_limits(rlimits(job.limits, memory=setup.cgroups is None))
     argv = job.argv(setup.rootfs, (pipes.theirs.get("payload", -1), pipes.theirs.get("report", -1)))
     return _bring_up(setup, job, pipes, stack, argv, bounds, job.limits.pids + 1 if setup.nproc else None)
@@ -328,11 +328,14 @@ def _bring_up(
     return box
 
 
-def sandbox_pipes(stack: ExitStack, *, code: bool) -> Pipes:
-    """Make the pipes of a sandbox, which *stack* closes; *code* adds payload and report."""
+def sandbox_pipes(stack: ExitStack, *, code: bool, terminal: int | None = None) -> Pipes:
+    """Make the pipes of a sandbox, which *stack* closes; *code* adds payload and report, a *terminal* is its three streams."""
     further = (["report"], ["payload"]) if code else ([], [])
-    pipes = Pipes.make(("stdout", "stderr", "status", *further[0]), ("stdin", "args", "block", *further[1]))
+    streams = (["stdout", "stderr"], ["stdin"]) if terminal is None else ([], [])
+    pipes = Pipes.make(("status", *streams[0], *further[0]), ("args", "block", *streams[1], *further[1]))
     stack.callback(pipes.close)
+    if terminal is not None:
+        pipes.theirs |= {name: os.dup(terminal) for name in ("stdin", "stdout", "stderr")}
     return pipes
 
 
@@ -416,12 +419,12 @@ def build_order(setup: SandboxSetup, job: SandboxJob, fds: tuple[int, int]) -> b
     return framed(order, *(data for _, data in job.inputs), job.payload or b"")
 
 
-def make_worker(setup: SandboxSetup, kind: WorkerKind) -> PoolWorker:
-    """Make a sandbox of *kind* and wait until its process waits for an order. Raises SetupFailed."""
+def make_worker(setup: SandboxSetup, kind: WorkerKind, terminal: int | None = None) -> PoolWorker:
+    """Make a sandbox of *kind* and wait until its process waits for an order; *terminal* as in `sandbox_pipes`. Raises SetupFailed."""
     limits = Limits(work_size=kind.work_size, tmp_size=kind.tmp_size)
     job = SandboxJob(RunPlan(ExecRequest(limits=limits), (), "/work", (), ()), None, kind.mounts, ())
     with ExitStack() as stack:
-        pipes = sandbox_pipes(stack, code=True)
+        pipes = sandbox_pipes(stack, code=True, terminal=terminal)
         if kind.network:
             channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             pipes.ours["network"], pipes.theirs["network"] = (end.detach() for end in channel)

@@ -182,6 +182,7 @@ class ExecRequest:
         profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
         request_id: For logs and labels; made when empty.
         logs: Where output also goes, for runs that are followed while they last.
+        terminal: Descriptor of a terminal that takes the place of the standard streams, of `argv`.
         background: A task's or service's run, which has more time and may bring the many files of a session's folder.
     """
 
@@ -204,6 +205,7 @@ class ExecRequest:
     owner: Owner = Owner()
     logs: LogFiles | None = None
     background: bool = False
+    terminal: int | None = None
 
     @property
     def executable(self) -> tuple[str, ...]:

@@ -355,6 +355,8 @@ class ExecutionEngine(ABC):
     """Whether it can restrict a program to some hosts."""
     environments: ClassVar[bool] = False
     """Whether its programs find the packages of a request's environment."""
+    terminals: ClassVar[bool] = False
+    """Whether its programs can have a terminal for their standard streams."""
     network_env: ClassVar[Mapping[str, str]] = {}
     """Variables of a program that may reach some hosts."""
     children: ClassVar[bool] = True
@@ -434,6 +436,9 @@ class ExecutionEngine(ABC):
         if request.environment is not None and not self.environments:
             words = f"{self.name} cannot give a program an environment"
             raise ExecRefused(words, code="environment_not_supported", engine=self.name)
+        if request.terminal is not None and not self.terminals:
+            words = f"{self.name} cannot give a program a terminal; use bubblewrap"
+            raise ExecRefused(words, code="terminal_not_supported", engine=self.name)
         for name, least in self.least.items():
             if getattr(request.limits, name) < least:
                 words = f"{self.name} itself needs a limit of at least {least} for {name}"

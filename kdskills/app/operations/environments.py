@@ -96,15 +96,15 @@ def lock(
 def build(
     bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
 ) -> EnvironmentsOutput:
-    """Build what is locked."""
-    return _Work(bundles, environments, arguments, context).build()
+    """Build what is locked, what scripts import and nothing declares too where that was locked."""
+    return _Work(bundles, environments, arguments, context, exact=False).build()
 
 
 def show(
     bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
 ) -> EnvironmentsOutput:
     """Tell how environments stand; nothing is asked of an index."""
-    return _Work(bundles, environments, arguments, context).show()
+    return _Work(bundles, environments, arguments, context, exact=False).show()
 
 
 def clean(
@@ -118,7 +118,13 @@ class _Work:
     """One call: the skills it is about, how their environments stand, and what becomes of them."""
 
     def __init__(
-        self, bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+        self,
+        bundles: BundleLoader,
+        environments: Environments,
+        arguments: EnvironmentsInput,
+        context: Context,
+        *,
+        exact: bool = True,
     ) -> None:
         bundle = bundles.open(arguments.bundle, context)
         self._environments, self._emit = environments, context.emit
@@ -135,7 +141,7 @@ class _Work:
                     self._failed.append(_failed_row(key, spec))
                 else:
                     specs[key] = spec
-        self._states = environments.states(self._skills, self._lock, specs)
+        self._states = environments.states(self._skills, self._lock, specs, exact=exact or arguments.suggested)
         self._fixed = [state.locked for state in self._states if state.locked is not None and not state.problem]
 
     def plan(self) -> EnvironmentsOutput:
@@ -200,7 +206,8 @@ class _Work:
 
     def _row(self, state: EnvironmentState, locked: LockedEnvironment | None, new: str = "locked") -> EnvironmentRow:
         """Return how an environment stands; *new* is what one is called that the lock file has not got."""
-        fresh = locked is not None and state.spec is not None and (locked is not state.locked or not state.problem)
+        requested = state.spec is not None or not state.problem
+        fresh = locked is not None and requested and (locked is not state.locked or not state.problem)
         facts: dict[str, Any] = {
             "key": state.key,
             "requirements": () if state.spec is None else state.spec.requirements,

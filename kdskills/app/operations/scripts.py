@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+import os
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -16,6 +17,7 @@ from kdskills.app.operations.models import Input, Output
 from kdskills.environments.starts import StartVerdict, judge_start
 from kdskills.errors import BadRequest, ToolCallRefused
 from kdskills.execution import InputFile
+from kdskills.execution.terminal import TerminalEngine
 from kdskills.session import SkillRuntime
 from kdskills.session.config import MIB, RuntimeLimits
 from kdskills.session.receipts import ProducedFile
@@ -25,6 +27,7 @@ from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import walk_tree
 
 if TYPE_CHECKING:
+    from kdskills.app.host import Host
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
@@ -201,17 +204,48 @@ async def run(
     bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: ScriptRunInput, context: Context
 ) -> ScriptRunOutput:
     """Run one script, with nothing that a call of a model would not have."""
-    files = await asyncio.to_thread(CallFiles, arguments.files, arguments.out)
     skills = await bundles.skills(arguments.bundle, context)
     engine = await wiring.executor(arguments.executor)
-    async with script_runtime(skills.subsystem, wiring, settings, arguments, engine) as runtime:
+    return await _outcome(skills.subsystem, wiring, settings, arguments, engine)
+
+
+async def open_shell(
+    host: Host, arguments: ScriptRunInput, context: Context, screen: tuple[int, int]
+) -> ScriptRunOutput:
+    """Open a shell where `run` would run a script, on the terminal that *screen* reads from and writes to.
+
+    Without a path it is the skill's first script. Raises as `run`; `terminal_not_supported` where the engine has no terminals,
+    and `path_missing` for a skill without scripts.
+    """
+    skills = await host.bundles.skills(arguments.bundle, context)
+    if not arguments.path:
+        (skill,) = chosen_skills(dict(skills.subsystem.registry), (arguments.skill,))
+        scripts = await asyncio.to_thread(scripts_of, skill, host.interpreters())
+        if not scripts:
+            raise BadRequest(f"{skill.full_id} has no scripts", code="path_missing", path="scripts")
+        arguments = arguments.model_copy(update={"path": scripts[0]})
+    engine = TerminalEngine(await host.wiring.executor(arguments.executor), screen)
+    env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\w$ "}
+    return await _outcome(skills.subsystem, host.wiring, host.settings, arguments, engine, env)
+
+
+async def _outcome(
+    subsystem: SkillsSubsystem,
+    wiring: HostWiring,
+    settings: Settings,
+    arguments: ScriptRunInput,
+    engine: Executor,
+    env: Mapping[str, str] | None = None,
+) -> ScriptRunOutput:
+    files = await asyncio.to_thread(CallFiles, arguments.files, arguments.out)
+    async with script_runtime(subsystem, wiring, settings, arguments, engine) as runtime:
         await runtime.create_session(SESSION)
         await runtime.load(SESSION, [arguments.skill], by="user")
         result = await runtime.run_script(
-            SESSION,
-            arguments.path,
+            *(SESSION, arguments.path),
             skill=arguments.skill,
             args=arguments.args,
+            env=env,
             workdir="turn:.",
             timeout_s=arguments.timeout_s,
             scope=TurnScope(workspace=files),
@@ -246,6 +280,14 @@ async def probe(
     )
 
 
+def scripts_of(skill: Skill, interpreters: Collection[str]) -> list[str]:
+    """Return the paths of a skill's scripts with one of these suffixes; blocks. Raises FileRefused."""
+    if skill.folder is None or not (skill.folder / "scripts").is_dir():
+        return []
+    paths = [f"scripts/{entry.path}" for entry in walk_tree(skill.folder, "scripts") if entry.kind == "file"]
+    return [path for path in paths if suffix_of(path) in interpreters]
+
+
 class _Starter:
     """Starts scripts of skills, each skill in a session of its own."""
 
@@ -255,7 +297,7 @@ class _Starter:
 
     async def rows(self, skill: Skill) -> list[ProbeRow]:
         """Return a row for each script that an interpreter is known for."""
-        scripts = await asyncio.to_thread(self._scripts, skill)
+        scripts = await asyncio.to_thread(scripts_of, skill, self._runtime.config.interpreters)
         if not scripts:
             return []
         session = hashlib.sha256(skill.full_id.encode()).hexdigest()
@@ -265,12 +307,6 @@ class _Starter:
         except ToolCallRefused as error:
             return [self._refused(skill, path, error) for path in scripts]
         return list(await asyncio.gather(*(self._row(session, skill, path) for path in scripts)))
-
-    def _scripts(self, skill: Skill) -> list[str]:
-        if skill.folder is None or not (skill.folder / "scripts").is_dir():
-            return []
-        paths = [f"scripts/{entry.path}" for entry in walk_tree(skill.folder, "scripts") if entry.kind == "file"]
-        return [path for path in paths if suffix_of(path) in self._runtime.config.interpreters]
 
     async def _row(self, session: str, skill: Skill, path: str) -> ProbeRow:
         files = TurnScope(workspace=CallFiles((), None))

@@ -60,7 +60,7 @@ class BubblewrapRun(ProgramRun):
             raise ExecRefused(problem, code="bad_request", who="caller")
         self._job = SandboxJob(plan, payload, mounts, inputs)
         # The canary needs what a run without a pool needs.
-        self._pool = None if self.probing else engine.pool_on(self._setup)
+        self._pool = None if self.probing or request.terminal is not None else engine.pool_on(self._setup)
         self.enforced = enforced
 
     def spawn(self) -> Pump:
@@ -71,14 +71,17 @@ class BubblewrapRun(ProgramRun):
             self.stack.callback(self._pool.want, kind)
             worker = self._pool.take(kind)
         if job.network and worker is None:
-            worker = make_worker(self._setup, kind)  # which starts the helper before it becomes the program
+            # It starts the helper before it becomes the program.
+            worker = make_worker(self._setup, kind, self.request.terminal)
         payload = job.payload if worker is None else worker.give(self._setup, job, self.stack)
         self._sandbox = box = make_sandbox(self._setup, job, self.stack) if worker is None else worker.box
         self.pipes, self.host_uid = box.pipes, box.host_uid
         if job.network:
             self.forward(socket.socket(fileno=self.pipes.take("network")))
         self.bounds = {} if box.leaf is None else box.leaf.bounds()
-        feeds = {"stdin": self.request.stdin} | ({} if payload is None else {"payload": payload})
+        feeds = ({} if self.request.terminal is not None else {"stdin": self.request.stdin}) | (
+            {} if payload is None else {"payload": payload}
+        )
         pump = self.pump(box.launcher_fd, feeds, box.terminate, box.kill)
         with self.lock:
             self._box = box
@@ -137,6 +140,7 @@ class BubblewrapExecutor(ExecutionEngine):
     level = IsolationLevel.NAMESPACE
     run_type = BubblewrapRun
     environments = True
+    terminals: ClassVar[bool] = True
     least: ClassVar[Mapping[str, int]] = {"memory": 16 * 1024 * 1024, "nofile": 16}
     networks: ClassVar[bool] = True
     network_env: ClassVar[Mapping[str, str]] = PROXY_ENV

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer
-from kdskills.doors.cli.output import console, counted, disarmed, line, one_line, table
+from kdskills.app.operations.table import Context
+from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, trusting
+from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, table
+from kdskills.errors import BadRequest
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Emit
@@ -149,6 +151,45 @@ def run_script(
     }
     arguments |= {"files": files or [], "out": out, "consumer": consumer, "executor": executor}
     output = answer(ctx, "scripts.run", arguments, script_outcome, as_json=as_json, trust=trust)
+    raise typer.Exit(EXIT_KILLED if output.exit_code is None else output.exit_code)
+
+
+@env.command("shell")
+def shell(
+    ctx: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    skill: Annotated[str, typer.Argument(help="The skill, by id.")],
+    script: Annotated[str, typer.Argument(help="The script whose sandbox it is; the skill's first when omitted.")] = "",
+    files: Annotated[list[Path] | None, typer.Option("--file", help="File that is copied into the sandbox.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the files that are made.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", "-c", help="Whose view of the skills holds.")] = None,
+    executor: Annotated[str | None, typer.Option("--executor", "-e", help="Engine to run in.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Open a shell in the sandbox of a script, with its packages, files and limits; needs a terminal."""
+    import asyncio
+
+    from kdskills.app.operations.scripts import ScriptRunInput, open_shell
+
+    with failing(as_json=False):
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise BadRequest("a shell needs a terminal on standard input and output", code="terminal_missing")
+        arguments = ScriptRunInput(
+            bundle=bundle,
+            skill=skill,
+            path=script,
+            files=tuple(files or ()),
+            out=out,
+            consumer=consumer,
+            executor=executor,
+        )
+        screen = sys.stdin.fileno(), sys.stdout.fileno()
+
+        def do(trusted: bool) -> Any:
+            return asyncio.run(open_shell(host_of(ctx), arguments, Context(AT_CLI, trust=trusted), screen))
+
+        output = trusting(do, trust=trust, asks=True)
+        script_outcome(output)
     raise typer.Exit(EXIT_KILLED if output.exit_code is None else output.exit_code)
 
 
