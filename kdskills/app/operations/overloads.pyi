@@ -6,15 +6,8 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel
 
 from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput
-from kdskills.app.operations.clients import (
-    AcceptOut,
-    NewTokenOut,
-    ProbeOutput,
-    PublishedOut,
-    ReceiptsOutput,
-    TokenOut,
-    TokensOut,
-)
+from kdskills.app.operations.clients import AcceptOut, NewTokenOut, PublishedOut, ReceiptsOutput, TokenOut, TokensOut
+from kdskills.app.operations.clients import ProbeOutput as ClientsProbeOutput
 from kdskills.app.operations.conversation import ToolAnswer
 from kdskills.app.operations.environments import EnvironmentsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
@@ -28,6 +21,8 @@ from kdskills.app.operations.projects import (
     UploadOut,
     VersionsOut,
 )
+from kdskills.app.operations.scripts import ProbeOutput as ScriptsProbeOutput
+from kdskills.app.operations.scripts import ScriptRunOutput
 from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
@@ -100,6 +95,14 @@ class OperationCalls:
         emit: Emit | None = None,
         **arguments: Any,
     ) -> EnvironmentsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["scripts.run"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ScriptRunOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["scripts.probe"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ScriptsProbeOutput: ...
     @overload
     async def call(
         self,
@@ -235,7 +238,7 @@ class OperationCalls:
     @overload
     async def call(
         self, operation: Literal["codex.probe"], *, emit: Emit | None = None, **arguments: Any
-    ) -> ProbeOutput: ...
+    ) -> ClientsProbeOutput: ...
     @overload
     async def call(
         self, operation: Literal["codex.receipts"], *, emit: Emit | None = None, **arguments: Any
@@ -272,6 +275,10 @@ class OperationCalls:
         ],
         **arguments: Any,
     ) -> EnvironmentsOutput: ...
+    @overload
+    def run(self, operation: Literal["scripts.run"], **arguments: Any) -> ScriptRunOutput: ...
+    @overload
+    def run(self, operation: Literal["scripts.probe"], **arguments: Any) -> ScriptsProbeOutput: ...
     @overload
     def run(
         self, operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"], **arguments: Any
@@ -339,7 +346,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["mcp.accept"], **arguments: Any) -> AcceptOut: ...
     @overload
-    def run(self, operation: Literal["codex.probe"], **arguments: Any) -> ProbeOutput: ...
+    def run(self, operation: Literal["codex.probe"], **arguments: Any) -> ClientsProbeOutput: ...
     @overload
     def run(self, operation: Literal["codex.receipts"], **arguments: Any) -> ReceiptsOutput: ...
     @overload

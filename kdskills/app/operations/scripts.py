@@ -225,7 +225,7 @@ async def open_shell(
             raise BadRequest(f"{skill.full_id} has no scripts", code="path_missing", path="scripts")
         arguments = arguments.model_copy(update={"path": scripts[0]})
     engine = TerminalEngine(await host.wiring.executor(arguments.executor), screen)
-    env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\w$ "}
+    env = {"TERM": os.environ.get("TERM", "dumb"), "PS1": r"\w$ ", "HISTFILE": "/dev/null"}
     return await _outcome(skills.subsystem, host.wiring, host.settings, arguments, engine, env)
 
 
