@@ -16,6 +16,7 @@ from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage
 from kdskills.environments.needs import spec_of
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
+from kdskills.environments.scripts import ScriptPackages
 from kdskills.environments.store import EnvironmentStore, Progress
 from kdskills.errors import KdskillsError
 from kdskills.execution.rootfs import image_versions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from kdskills.environments.script_report import SkillScripts
     from kdskills.execution import EnvironmentMount
     from kdskills.skills import Skill
+    from kdskills.turn import SkillsSubsystem
 
 MIB: Final = 1024 * 1024
 SCRIPTS: Final = "scripts/"
@@ -74,6 +76,21 @@ class Environments:
         """Distributions of the sandbox image by canonical name, with their versions. Raises ExecFailed."""
         versions = image_versions(self._settings.image_packages)
         return {canonicalize_name(name): version for name, version in versions.items()}
+
+    def standing_of(self, subsystem: SkillsSubsystem) -> ScriptPackages:
+        """Return what tells how the packages of scripts stand; nothing is brought by it."""
+        lock = None if subsystem.bundle_root is None else lock_of(subsystem.bundle_root)
+        return ScriptPackages(lock, lambda: self.store, lambda: self.image)
+
+    def unready(self, skills: Iterable[Skill], lock: Path) -> list[str]:
+        """Return in words which entries of *skills* in the file *lock* are out of date or not built. Raises as `read_lock`."""
+        every = tuple(skills)
+        specs = {key: spec for skill in every for key, spec in declared(skill) if isinstance(spec, EnvironmentSpec)}
+        return [
+            f"{state.key}: {state.problem or 'not built'}"
+            for state in self.states(every, lock, specs, exact=False)
+            if state.locked is not None and (state.problem or self.store.built(state.locked) is None)
+        ]
 
     def states(
         self, skills: Iterable[Skill], lock: Path, specs: Mapping[str, EnvironmentSpec], *, exact: bool

@@ -14,6 +14,7 @@ from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage
 from kdskills.environments.needs import needs_of
 from kdskills.environments.store import EnvironmentStore
+from kdskills.errors import KdskillsError
 from kdskills.execution import EnvironmentMount
 from kdskills.skills import Skill
 
@@ -71,6 +72,21 @@ class ScriptPackages:
             message = f"{script} cannot run here: it needs {names} ({', '.join(spec.origins)}), not locked: {COMMANDS}"
             raise EnvironmentFailed(message, code="environment_missing", key=key)
         return None
+
+    def standing(self, skill: Skill, script: str, folder: Path) -> tuple[str, frozenset[str]]:
+        """Return how the packages of *script* stand, and the names of those it gets; arguments as `of_script`.
+
+        `built`, the code that its run would be refused with, or empty where it starts without any.
+        """
+        try:
+            mount = self.of_script(skill, script, folder)
+        except KdskillsError as error:
+            return error.code, frozenset()
+        if mount is None:
+            return "", frozenset()
+        locked = self._locked()
+        environment = locked.get(f"{skill.full_id}/{script}") or locked[skill.full_id]
+        return "built", frozenset(package.name for package in environment.packages)
 
     def of_skills(self, skills: Iterable[Skill]) -> EnvironmentMount | None:
         """Return all that is locked for *skills* and their scripts together, for a program that may use any of them.

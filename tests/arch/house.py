@@ -245,7 +245,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 LATER = {
     "search": 1_500,
-    "app": 900,
+    "app": 1_350,
     "catalogs": 600,
     "vectors": 400,
     "environments": 3_500,
@@ -259,7 +259,7 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 275,
+    "files": 278,
     "empty": 1,
     "shared": 12,
     "single": 10,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import yaml
 from pydantic import Field
 
+from kdskills.app.environments import lock_of
 from kdskills.app.logs import without_secrets
 from kdskills.app.operations.models import Input, Output
 from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
@@ -176,6 +177,13 @@ async def _parts(host: Host) -> list[Check]:
             raise OSError("; ".join(f"{row.code}: {row.message}" for row in findings[:3]))
         return f"{len(uris)} opened"
 
+    def packages(path: Path) -> str:
+        bundle = host.bundle(path)
+        skills = host.subsystem(bundle).registry.values()
+        if words := host.environments.unready(skills, lock_of(bundle.root)):
+            raise OSError("; ".join(words[:5]) + (f"; {len(words) - 5} more" if len(words) > 5 else ""))
+        return "what is locked is built"
+
     settings = host.settings
     usual_codex = type(settings).model_fields["codex_binary"].default
     codex = None if settings.codex_binary == usual_codex else settings.codex_binary
@@ -190,6 +198,12 @@ async def _parts(host: Host) -> list[Check]:
             settings.bundle,
             lambda path: f"{host.bundle(path).name}, {path}",
             "mend `bundle`, or what it names",
+        ),
+        (
+            "packages",
+            None if settings.environments == "off" else settings.bundle,
+            packages,
+            "run kdskills env lock, then kdskills env build",
         ),
         ("skill roots", settings.skill_roots or None, roots, "mend `skill_roots`, or start what they name"),
         ("bus", settings.bus.url, _bus, "start the NATS server with JetStream, or mend `bus.url`"),

@@ -13,7 +13,7 @@ from pydantic import Field
 from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
-from kdskills.environments.script_report import ImageContent, ScriptReport, SkillScripts
+from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.execution.egress import asked_network, granted
 from kdskills.session.config import INTERPRETERS
@@ -23,10 +23,12 @@ from kdskills.turn.facade import build_skills_instruction_block
 from kdskills.turn.near_names import asker_findings, meant_id, suggestions
 
 if TYPE_CHECKING:
+    from kdskills.app.environments import Environments
     from kdskills.app.identity import Starter
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
+    from kdskills.environments.scripts import ScriptPackages
     from kdskills.errors import Diagnostic
     from kdskills.skills import Skill
     from kdskills.solver.parts import Wiring
@@ -290,6 +292,8 @@ class ScriptNeeds(Output):
     """What one script needs: declared, in which files (`origins`), and what else it seems to need (`suggested`, guesses with `?`).
 
     `missing` are the packages and programs of both that the sandbox's image does not have; an environment brings packages.
+    `packages` is `built`, the code that a run would be refused with, or empty where it has none of its own. `starts` tells whether nothing
+    but programs it calls is missing then.
     """
 
     path: str
@@ -300,6 +304,8 @@ class ScriptNeeds(Output):
     origins: tuple[str, ...]
     suggested: tuple[str, ...]
     missing: tuple[str, ...]
+    packages: str = ""
+    starts: bool = True
 
 
 class ShowOutput(Output):
@@ -327,7 +333,9 @@ class ShowOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
-async def show_skill(bundles: BundleLoader, arguments: RefInput, context: Context) -> ShowOutput:
+async def show_skill(
+    bundles: BundleLoader, environments: Environments, arguments: RefInput, context: Context
+) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
     subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     view = arguments.view_of(subsystem, context)
@@ -350,13 +358,24 @@ async def show_skill(bundles: BundleLoader, arguments: RefInput, context: Contex
         tools=_tool_texts(skill),
         frontmatter=dict(skill.frontmatter),
         sources=tuple(dict(row) for row in skill.sources),
-        scripts=tuple(map(ScriptNeeds.of, await asyncio.to_thread(_script_reports, bundles, skill))),
+        scripts=await asyncio.to_thread(_script_needs, bundles, environments.standing_of(subsystem), skill),
         diagnostics=(*skill.diagnostics, *granting, *arguments.asker_findings(subsystem, context)),
     )
 
 
-def _script_reports(bundles: BundleLoader, skill: Skill) -> tuple[ScriptReport, ...]:
-    return SkillScripts(skill, ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)).rows()
+def _script_needs(bundles: BundleLoader, packages: ScriptPackages, skill: Skill) -> tuple[ScriptNeeds, ...]:
+    scripts, rows = _skill_scripts(bundles, skill), []
+    for path, report in zip(scripts.scripts, scripts.rows(), strict=True):
+        state, names = packages.standing(skill, path, skill.folder) if skill.folder else ("", frozenset[str]())
+        # Of programs it needs its interpreter to start; others it may never call.
+        calls = set(report.programs) - {scripts.image.runs[Path(path).suffix.lower()]}
+        starts = state in {"", "built"} and not set(report.missing) - calls - names
+        rows.append(ScriptNeeds.of(report, packages=state, starts=starts))
+    return tuple(rows)
+
+
+def _skill_scripts(bundles: BundleLoader, skill: Skill) -> SkillScripts:
+    return SkillScripts(skill, ImageContent.collect(bundles.settings.image_packages, INTERPRETERS))
 
 
 class RenderInput(ViewInput):
@@ -523,7 +542,7 @@ async def why(bundles: BundleLoader, settings: Settings, arguments: RefInput, co
     if explained.code == "unknown_skill" and (similar := suggestions(subsystem, arguments.ref)):
         notes.append(f"did you mean {' or '.join(similar)}?")
     skill = subsystem.registry.get(explained.full_id or "")
-    rows = () if skill is None else await asyncio.to_thread(_script_reports, bundles, skill)
+    rows = () if skill is None else await asyncio.to_thread(_skill_scripts(bundles, skill).rows)
     notes += [row.note for row in rows if row.note]
     notes += [f"{finding.message}; {finding.fix}" for finding in arguments.asker_findings(subsystem, context)]
     notes += _network_notes(skill, settings)

@@ -220,7 +220,9 @@ def skill(answer: Any) -> None:
     out.print(facts)
     out.print(Panel(Markdown(disarmed(answer.body)), title="instructions", title_align="left"))
     for script in answer.scripts:
-        needs = [f"{name} {', '.join(words)}" for name in _NEEDS if (words := getattr(script, name))]
+        needs = ["starts" if script.starts else "does not start"]
+        needs += [f"{name} {', '.join(words)}" for name in _NEEDS if (words := getattr(script, name))]
+        needs += [f"packages {script.packages}"] if script.packages else []
         out.print(f"script {line(script.path)}: {line('; '.join(needs))}", soft_wrap=True)
     for row in answer.sources:
         words = f"{line(str(row.get('sid', '-')))}: {line(str(row.get('title', '')))} {line(str(row.get('url', '')))}"

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from kdskills.app import Host, Settings
+from kdskills.app.environments import lock_of
 from kdskills.app.operations import Context
 from kdskills.app.operations.scripts import CallFiles
 from kdskills.errors import BadRequest, ToolCallRefused
 from kdskills.execution import Artifact
+from tests.unit.environments.conftest import LoopIndex
+from tests.unit.environments.conftest import index as index  # noqa: PLC0414 - a fixture
 
 pytestmark = pytest.mark.needs("bubblewrap")
 
@@ -115,3 +118,38 @@ def test_files_have_one_name_each_and_never_leave_the_folder(tmp_path, monkeypat
         (("link/x", "a link leads out of the folder"),),
     )
     assert (list((tmp_path / "elsewhere").iterdir()), (tmp_path / "out/y").stat().st_mode & 0o777) == ([], 0o644)
+
+
+async def test_scripts_are_told_to_start_once_their_packages_are_built(bundle, tmp_path, index: LoopIndex, monkeypatch):
+    """`show` and `doctor` follow what is locked and built, and what was locked as suggested is built without being told again."""
+    monkeypatch.setattr("kdskills.environments.store.cache_dir", lambda: tmp_path / "cache")
+    index.add("requests")
+    scripts = bundle / "skills/pdf/scripts"
+    (scripts / "declares.py").unlink()
+    (scripts / "lacks.py").write_text("import requests\n")
+    settings = Settings(
+        executor="bubblewrap",
+        bundle=bundle,
+        environment_index={"loop": index.indexes[0].url},
+        state_dir=tmp_path / "state",
+    )
+    host = Host(settings, entry_points=False)
+
+    async def told():
+        shown = await host.invoke("skills.show", {"bundle": str(bundle), "ref": "pdf"}, Context())
+        checks = (await host.invoke("doctor", {}, Context())).checks
+        rows = {row.path: (row.starts, row.packages) for row in shown.scripts}
+        return rows["scripts/lacks.py"], next(check.found for check in checks if check.name == "packages")
+
+    assert await told() == ((False, ""), "what is locked is built")
+    locked = await host.invoke("environments.lock", {"bundle": str(bundle), "suggested": True}, Context())
+    assert (locked.ok, lock_of(bundle).is_file()) == (True, True)
+    (starts, packages), found = await told()
+    assert (starts, packages) == (False, "environment_missing")
+    assert found.endswith("public.pdf/scripts/lacks.py: not built")
+    built = await host.invoke("environments.build", {"bundle": str(bundle)}, Context())
+    assert [(row.key, row.state) for row in built.rows] == [("public.pdf/scripts/lacks.py", "built")]
+    assert await told() == ((True, "built"), "what is locked is built")
+    (scripts / "lacks.py").unlink()
+    shown = await host.invoke("environments.show", {"bundle": str(bundle)}, Context())
+    assert [(row.state, row.reason) for row in shown.rows] == [("unneeded", "nobody asks for it")]
