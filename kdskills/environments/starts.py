@@ -22,7 +22,9 @@ _PROGRAM: Final = re.compile(
 _INSTALL: Final = re.compile(
     r"\b(?:pip3?|npm|apt(?:-get)?|brew) (?:install|i) +(?:-[\w-]+ +)*([@\w][\w./@\[\]-]{0,100})"
 )
-_IMPORT_ERROR: Final = re.compile(r"^(?:ImportError|ModuleNotFoundError)\b", re.MULTILINE)
+_IMPORT_ERROR: Final = re.compile(
+    r"^(?:ImportError|ModuleNotFoundError|OSError: (?:no library called|cannot load library))\b", re.MULTILINE
+)
 _UNREADABLE: Final = re.compile(r"^(SyntaxError|IndentationError|TabError)\b.*", re.MULTILINE)
 _NOT_FOUND: Final = 127
 _USAGE: Final = 2

@@ -67,10 +67,64 @@ jsonschema jsonschema, chardet chardet, charset_normalizer charset-normalizer, p
 packaging packaging, pytest pytest, hypothesis hypothesis, cryptography cryptography, paramiko paramiko, nltk nltk,
 spacy spacy, gensim gensim, textblob textblob, yfinance yfinance, stripe stripe, qrcode qrcode, icalendar icalendar,
 typing_extensions typing-extensions, kubernetes kubernetes, docker docker, ipykernel ipykernel,
-nbformat nbformat, nbconvert nbconvert, xmltodict xmltodict, extract_msg extract-msg, msoffcrypto msoffcrypto-tool
+nbformat nbformat, nbconvert nbconvert, xmltodict xmltodict, extract_msg extract-msg, msoffcrypto msoffcrypto-tool, GPUtil gputil,
+SPARQLWrapper sparqlwrapper, Cython cython,
+notion_client notion-client, IPython ipython, fontTools fonttools, zmq pyzmq, whois python-whois, nmap python-nmap,
+barcode python-barcode, wikipediaapi wikipedia-api, duckduckgo_search duckduckgo-search, serpapi google-search-results,
+newspaper newspaper3k, ffmpeg ffmpeg-python, whisper openai-whisper, edge_tts edge-tts, llama_index llama-index,
+qdrant_client qdrant-client, weaviate weaviate-client, pydantic_ai pydantic-ai, sentry_sdk sentry-sdk, jsonpath_ng
+jsonpath-ng, diff_match_patch diff-match-patch, more_itertools more-itertools, netCDF4 netcdf4, SimpleITK simpleitk,
+cairo pycairo, webvtt webvtt-py, pre_commit pre-commit, tree_sitter tree-sitter, antlr4 antlr4-python3-runtime,
+opensearchpy opensearch-py, cassandra cassandra-driver, snowflake.connector snowflake-connector-python,
+clickhouse_connect clickhouse-connect, kafka kafka-python, confluent_kafka confluent-kafka, paho paho-mqtt, grpc grpcio,
+flask_cors flask-cors, argon2 argon2-cffi, dns dnspython, email_validator email-validator, atlassian
+atlassian-python-api, hubspot hubspot-api-client, simple_salesforce simple-salesforce, plaid plaid-python, eth_account
+eth-account, pdfminer pdfminer-six, requests_cache requests-cache, requests_toolbelt requests-toolbelt, curl_cffi
+curl-cffi, fake_useragent fake-useragent, browser_use browser-use, prompt_toolkit prompt-toolkit, absl absl-py, hydra
+hydra-core, decouple python-decouple, pynvml nvidia-ml-py, langchain_core langchain-core, langchain_openai
+langchain-openai, langchain_community langchain-community, langchain_anthropic langchain-anthropic, slack_bolt
+slack-bolt, openapi_spec_validator openapi-spec-validator, prometheus_client prometheus-client, faster_whisper
+faster-whisper, flask_sqlalchemy flask-sqlalchemy, pyasn1_modules pyasn1-modules, socks pysocks, engineio
+python-engineio, socketio python-socketio, gi pygobject, wx wxpython, OpenGL pyopengl, memcache python-memcached, snappy
+python-snappy, editor python-editor, jks pyjks, xdg pyxdg, Xlib python-xlib, hcl2 python-hcl2, elftools pyelftools, dbus
+dbus-python, ibm_db ibm-db, skopt scikit-optimize, imblearn imbalanced-learn, tavily tavily-python, exa_py exa-py,
+firecrawl firecrawl-py, O365 o365, e2b_code_interpreter e2b-code-interpreter, google.cloud.vision google-cloud-vision,
+google.cloud.texttospeech google-cloud-texttospeech, google.cloud.speech google-cloud-speech, google.cloud.translate
+google-cloud-translate, google.cloud.firestore google-cloud-firestore, google.cloud.secretmanager
+google-cloud-secret-manager, google.cloud.pubsub_v1 google-cloud-pubsub, google.analytics.data_v1beta
+google-analytics-data, azure.mgmt.resource azure-mgmt-resource, azure.ai.inference azure-ai-inference,
+azure.keyvault.secrets azure-keyvault-secrets, azure.cosmos azure-cosmos
 """
-DISTRIBUTIONS: Final = MappingProxyType(dict(pair.split() for pair in " ".join(_NAMES.split()).split(",")))
-"""The distribution behind an import; the longest name that an import begins with counts."""
+_SAME = """
+accelerate agate aiosqlite akshare alembic altair anndata ansible anyio appdirs apscheduler arch arrow arviz arxiv asana
+ase astor asyncpg authlib backtrader bandit baostock bcrypt bibtexparser black bleach bokeh boto bottleneck brotli
+cachetools cairosvg cartopy catboost cattrs ccxt celery cffi chevron chromadb cloudscraper cohere commonmark contextily
+cookiecutter copier coverage crawl4ai crewai croniter cssselect csvkit cvxpy dacite dash dask dateparser ddgs deap
+deepdiff diagrams diffusers diskcache distro docling docopt docutils docx2txt docxtpl dramatiq dropbox dspy dvc dynaconf
+easyocr elasticsearch elevenlabs emoji environs evaluate exchangelib exifread fabric fastai fastparquet feedgen filelock
+fiona fire flair flake8 flax formulas fsspec ftfy fuzzywuzzy gcsfs geopy gevent gradio graphviz greenlet groq
+gspread gtts gunicorn h5py habanero httplib2 humanize hypercorn ics imagehash imapclient img2pdf inflect inquirer
+instructor invoke isort itsdangerous jax jedi jellyfish jira jmespath joblib json5 jupytext keras keyboard keyring kneed
+langdetect langgraph lark libcst librosa lifelines lightgbm lightning linearmodels logfire loguru lz4 m3u8 mako mammoth
+markitdown marko markupsafe marshmallow mechanize minio missingno mistralai mistune mkdocs mlflow mne molecule moto
+mpmath msal msgpack mss mutagen mwparserfromhell nbclient neo4j netaddr netmiko nibabel nox numba numexpr oauthlib
+olefile ollama omegaconf onnx onnxruntime open3d optuna oracledb orjson ortools osmnx owlready2 pandera papermill parsel
+parso passlib pathspec pdfkit pdfrw peewee peft pendulum petl pexpect phonenumbers piexif pika pinecone pingouin pip
+platformdirs plumbum ply pmdarima praw prophet ptyprocess pulp pulumi py7zr pyautogui pybtex pycountry pycurl pydicom
+pydot pyexcel pygad pygal pygments pygraphviz pylatex pylint pymatgen pymc pymysql pynput pyod pyodbc pyotp pypandoc
+pyparsing pypdfium2 pyperclip pyphen pyppeteer pyquery pysam pysrt pystache pyvis pyvista pyxlsb pyzbar
+questionary radon rapidfuzz rarfile rasterio rawpy rdflib regex replicate rq s3fs sacrebleu sanic scanpy scapy
+scenedetect schedule scrapy semver sendgrid shap simplejson simpy six sktime solana solders sounddevice soundfile
+sphinx sqlglot sqlparse squarify srt stanza streamlit striprtf structlog supabase svgpathtools svgwrite ta
+tables tablib tensorboard tensorflow textract textual thefuzz thrift tika timm tinycss2 tldextract toolz tornado tox
+trimesh trio tslearn tushare tweepy twilio twisted ujson unidecode unstructured validators vobject vtk vulture w3lib
+wand wandb watchdog web3 werkzeug wheel wikipedia wordcloud xarray xgboost xhtml2pdf xlsx2csv xlwings yamllint zarr zeep
+zstandard
+"""
+DISTRIBUTIONS: Final = MappingProxyType(
+    {name: name for name in _SAME.split()} | dict(pair.split() for pair in " ".join(_NAMES.split()).split(","))
+)
+"""The distribution behind an import; the longest name that an import begins with counts. `_SAME` are well-known ones of one name."""
 
 _SHARED = frozenset({"google", "azure", "ruamel", "zope", "backports"})  # names that many distributions lie below
 _NOT_PACKAGED = frozenset(

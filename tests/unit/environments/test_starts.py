@@ -30,6 +30,7 @@ def test_what_got_past_its_imports_has_started(status, code, stdout, stderr):
     [
         ("nonzero", 1, TRACE + "ModuleNotFoundError: No module named 'google.cloud'", ("google.cloud",)),
         ("nonzero", 1, TRACE + "ImportError: libGL.so.1: cannot open shared object file", ()),
+        ("nonzero", 1, TRACE + 'OSError: no library called "cairo-2" was found', ()),
         ("nonzero", 1, "Error: Cannot find module 'sharp'\nRequire stack:", ("sharp",)),
         ("nonzero", 127, "a.sh: line 2: frob: command not found\n", ("frob",)),
         ("nonzero", 127, "env: \u2018node\u2019: No such file or directory\n", ("node",)),
