@@ -38,8 +38,8 @@ _SHELL: Final = ("python3", "-I", "-c", _TAKE_TERMINAL, "bash", "--noprofile", "
 class TerminalEngine:
     """An `Executor` that opens a shell wherever a program is to run: the same request, with bash in its place.
 
-    *screen* are descriptors of the person's terminal, to read from and to write to. The engine refuses what has no terminals
-    (`terminal_not_supported`).
+    *screen* are descriptors of the person's terminal, to read from and to write to. An engine without
+    terminals refuses (`terminal_not_supported`).
     """
 
     def __init__(self, engine: Executor, screen: tuple[int, int]) -> None:
@@ -130,13 +130,13 @@ def _relay(screen: tuple[int, int], master: int) -> Iterator[None]:
                 if source == waking:
                     continue
                 try:
-                    data = os.read(source, _CHUNK)
-                except OSError:  # the last program of the sandbox has closed its terminal
-                    data = b""
-                if not data:
+                    ended = not (data := os.read(source, _CHUNK))
+                    while data:
+                        data = data[os.write(sources[source], data) :]
+                except OSError:  # the last program of the sandbox, or the person, has left its terminal
+                    ended = True
+                if ended:
                     del sources[source]
-                while data:
-                    data = data[os.write(sources[source], data) :]
             if ready == [waking]:
                 return
 

@@ -214,8 +214,8 @@ async def open_shell(
 ) -> ScriptRunOutput:
     """Open a shell where `run` would run a script, on the terminal that *screen* reads from and writes to.
 
-    Without a path it is the skill's first script. Raises as `run`; `terminal_not_supported` where the engine has no terminals,
-    and `path_missing` for a skill without scripts.
+    Without a path it is the skill's first script. Raises as `run`, also where the engine gives no terminals, and BadRequest,
+    `path_missing`, for a skill without scripts.
     """
     skills = await host.bundles.skills(arguments.bundle, context)
     if not arguments.path:
@@ -313,7 +313,11 @@ class _Starter:
         async with self._turns:
             try:
                 result = await self._runtime.run_script(
-                    *(session, path), args=["--help"], timeout_s=self._arguments.timeout_s, scope=files
+                    *(session, path),
+                    skill=skill.full_id,
+                    args=["--help"],
+                    timeout_s=self._arguments.timeout_s,
+                    scope=files,
                 )
             except ToolCallRefused as error:
                 return self._refused(skill, path, error)

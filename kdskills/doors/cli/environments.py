@@ -135,7 +135,7 @@ def run_script(
         list[Path] | None, typer.Option("--file", help="File the script gets a copy of, under the same relative path.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the files the script makes.")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds the script may take.")] = 60.0,
+    timeout: Annotated[float, typer.Option("--timeout-s", help="Seconds the script may take.")] = 60.0,
     consumer: Annotated[str | None, typer.Option("--consumer", "-c", help="Whose view of the skills holds.")] = None,
     executor: Annotated[str | None, typer.Option("--executor", "-e", help="Engine to run in.")] = None,
     trust: Trust = False,
