@@ -245,7 +245,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 LATER = {
     "search": 1_500,
-    "app": 1_350,
+    "app": 1_450,
     "catalogs": 600,
     "vectors": 400,
     "environments": 3_500,
@@ -259,10 +259,10 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 278,
+    "files": 276,
     "empty": 1,
     "shared": 12,
-    "single": 10,
+    "single": 11,
     "private": 0,
     "host": 18,
     "rings": 2,

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from kdskills.app.operations.environments import chosen_skills
 from kdskills.app.operations.models import Input, Output
-from kdskills.environments.starts import StartVerdict, judge_start
+from kdskills.environments.script_report import StartVerdict, judge_start
 from kdskills.errors import BadRequest, ToolCallRefused
 from kdskills.execution import InputFile
 from kdskills.execution.terminal import TerminalEngine
@@ -87,7 +87,7 @@ class ScriptRunOutput(Output):
     note: str = ""
 
 
-class ProbeInput(SkillScriptsInput):
+class StartsInput(SkillScriptsInput):
     """Which scripts to start, and how."""
 
     skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
@@ -96,7 +96,7 @@ class ProbeInput(SkillScriptsInput):
     at_least: float = Field(0.0, ge=0, le=100, allow_inf_nan=False, description="Fail when fewer per cent start.")
 
 
-class ProbeRow(Output):
+class StartRow(Output):
     """Whether one script started with `--help`; `missing` names what it lacks, `code` is that of a refusal to run it."""
 
     skill: str
@@ -109,7 +109,7 @@ class ProbeRow(Output):
     seconds: float = 0.0
 
 
-class ProbeOutput(Output):
+class StartsOutput(Output):
     """Scripts in their order; `ok` means that at least the demanded share of them started."""
 
     YES: ClassVar[str] = "ok"
@@ -118,7 +118,7 @@ class ProbeOutput(Output):
     scripts: int
     started: int
     percent: float
-    rows: tuple[ProbeRow, ...]
+    rows: tuple[StartRow, ...]
 
 
 class CallFiles:
@@ -258,8 +258,8 @@ async def _outcome(
 
 
 async def probe(
-    bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: ProbeInput, context: Context
-) -> ProbeOutput:
+    bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: StartsInput, context: Context
+) -> StartsOutput:
     """Start every script with `--help`, a few at a time, and tell which did not start and what they lack."""
     project = await bundles.skills(arguments.bundle, context)
     chosen = list(chosen_skills(dict(project.subsystem.registry), arguments.skills))
@@ -270,7 +270,7 @@ async def probe(
     every = tuple(row for skill_rows in rows for row in skill_rows)
     started = sum(row.started for row in every)
     percent = 100 * started / len(every) if every else 100.0
-    return ProbeOutput(
+    return StartsOutput(
         ok=percent >= arguments.at_least,
         bundle=project.name,
         scripts=len(every),
@@ -291,11 +291,11 @@ def scripts_of(skill: Skill, interpreters: Collection[str]) -> list[str]:
 class _Starter:
     """Starts scripts of skills, each skill in a session of its own."""
 
-    def __init__(self, runtime: SkillRuntime, arguments: ProbeInput) -> None:
+    def __init__(self, runtime: SkillRuntime, arguments: StartsInput) -> None:
         self._runtime, self._arguments = runtime, arguments
         self._turns = asyncio.Semaphore(arguments.at_once)
 
-    async def rows(self, skill: Skill) -> list[ProbeRow]:
+    async def rows(self, skill: Skill) -> list[StartRow]:
         """Return a row for each script that an interpreter is known for."""
         scripts = await asyncio.to_thread(scripts_of, skill, self._runtime.config.interpreters)
         if not scripts:
@@ -308,7 +308,7 @@ class _Starter:
             return [self._refused(skill, path, error) for path in scripts]
         return list(await asyncio.gather(*(self._row(session, skill, path) for path in scripts)))
 
-    async def _row(self, session: str, skill: Skill, path: str) -> ProbeRow:
+    async def _row(self, session: str, skill: Skill, path: str) -> StartRow:
         files = TurnScope(workspace=CallFiles((), None))
         async with self._turns:
             try:
@@ -324,10 +324,10 @@ class _Starter:
         verdict = judge_start(result.status, result.exit_code, result.stdout, result.stderr)
         seconds = round(result.duration_ms / 1000, 2)
         facts = {"skill": skill.full_id, "path": path, "exit_code": result.exit_code, "seconds": seconds}
-        return ProbeRow(**facts, **verdict._asdict())
+        return StartRow(**facts, **verdict._asdict())
 
-    def _refused(self, skill: Skill, path: str, error: ToolCallRefused) -> ProbeRow:
+    def _refused(self, skill: Skill, path: str, error: ToolCallRefused) -> StartRow:
         program = self._runtime.config.interpreters[suffix_of(path)][0]
         missing = (program,) if error.code == "interpreter_missing" else ()
         verdict = StartVerdict(started=False, missing=missing, reason=error.message)
-        return ProbeRow(skill=skill.full_id, path=path, code=error.code, **verdict._asdict())
+        return StartRow(skill=skill.full_id, path=path, code=error.code, **verdict._asdict())

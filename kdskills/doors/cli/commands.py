@@ -39,6 +39,7 @@ installation_commands = typer.Typer()
 turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
 codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
+env = typer.Typer(help="Packages that skills need: locked, downloaded and unpacked.", no_args_is_help=True)
 mcp = typer.Typer()
 token = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
 db = typer.Typer(help="The service's database.", no_args_is_help=True)
@@ -434,6 +435,111 @@ def image_tree(answer: Any) -> None:
     out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
     if answer.tar:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
+
+
+def steps() -> Emit:
+    """Return what prints the steps of bringing packages as they happen."""
+    out = console(stderr=True)
+
+    def print_step(event: Any) -> None:
+        size = f" ({mebibytes(event.size)})" if event.size else ""
+        out.print(f"[dim]{event.kind}[/] {line(event.subject)}{size}", soft_wrap=True)
+
+    return print_step
+
+
+def mebibytes(size: int) -> str:
+    """Return bytes for people."""
+    return f"{size / (1024 * 1024):.1f} MiB"
+
+
+STATES: Final = MappingProxyType({"built": "green", "locked": "cyan", "planned": "cyan", "unneeded": "dim"})
+
+
+@Row(
+    env,
+    "plan",
+    "environments.plan",
+    "Find the exact packages that skills need and show their sizes; nothing is written.",
+    positional=("bundle", "skills"),
+    trust=True,
+    narrator=steps,
+)
+@Row(
+    env,
+    "lock",
+    "environments.lock",
+    "Write the exact packages that skills need to kdskills.lock; exit 1 when some cannot be had.",
+    positional=("bundle", "skills"),
+    trust=True,
+    narrator=steps,
+)
+@Row(
+    env,
+    "build",
+    "environments.build",
+    "Download and unpack what kdskills.lock has; nothing of a package runs.",
+    positional=("bundle", "skills"),
+    trust=True,
+    narrator=steps,
+)
+@Row(
+    env,
+    "show",
+    "environments.show",
+    "Show what skills need, what is locked and what is built; exit 1 when something is missing.",
+    positional=("bundle", "skills"),
+    trust=True,
+)
+@Row(
+    env,
+    "clean",
+    "environments.clean",
+    "Remove what is built for skills, but for what programs use now.",
+    positional=("bundle", "skills"),
+    trust=True,
+)
+def environments(answer: Any) -> None:
+    """Print how each environment stands, and what is wrong with it."""
+    out = console()
+    for row in answer.rows:
+        facts = [counted(len(row.packages), "package")] if row.packages else []
+        facts += [f"{mebibytes(row.download)} to download"] if row.download and not row.size else []
+        facts += [f"{mebibytes(row.size)} on disk"] if row.size else []
+        state = f"[{STATES.get(row.state, 'red')}]{row.state}[/]"
+        out.print(f"[bold]{line(row.key)}[/] {state} {', '.join(facts)}".rstrip(), soft_wrap=True)
+        words = row.packages or row.requirements
+        if words:
+            out.print(f"    {line(', '.join(words))}", soft_wrap=True)
+        if row.reason:
+            out.print(f"    {line(f'{row.code}: ' if row.code else '')}{line(row.reason)}", soft_wrap=True)
+    if not answer.rows:
+        out.print(f"no skill of {line(answer.bundle)} declares packages")
+    if answer.changed:
+        out.print("[green]kdskills.lock written[/]")
+    if answer.freed:
+        out.print(f"{mebibytes(answer.freed)} are free again")
+
+
+@Row(
+    env,
+    "probe",
+    "scripts.probe",
+    "Start every script with `--help`, and tell which lack something; exit 1 when fewer start than --at-least.",
+    positional=("bundle", "skills"),
+    words={"at_once": Word(ranged=True), "at_least": Word(ranged=True)},
+    trust=True,
+)
+def probed(answer: Any) -> None:
+    """Print a table of scripts, and how many of them start."""
+    rows = table("skill", "script", "starts", "missing", "seconds")
+    for row in answer.rows:
+        state = "[green]yes[/]" if row.started else "[red]no[/]"
+        words = ", ".join(row.missing) or (row.code or row.reason if not row.started else "")
+        rows.add_row(line(row.skill), line(row.path), state, line(words), f"{row.seconds:.2f}")
+    console().print(rows)
+    colour = "green" if answer.ok else "red"
+    console().print(f"[{colour}]{answer.started} of {counted(answer.scripts, 'script')} start, {answer.percent:g} %[/]")
 
 
 @Row(installation_commands, "new", "new", positional=("kind", "name"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import commands, environments, jobs, programs
+from kdskills.doors.cli import commands, jobs, programs
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ own_commands.command("bench", context_settings={"allow_extra_args": True, "ignor
     programs.bench
 )
 own_commands.command("logs")(jobs.logs)
-own_commands.command("run-script", context_settings=environments.AS_WRITTEN)(environments.run_script)
+own_commands.command("run-script", context_settings=programs.AS_WRITTEN)(programs.run_script)
 own_commands.command("tool")(programs.tool)
 own_commands.command("worker")(programs.worker)
 
 doors_commands = typer.Typer()
 doors_commands.command("serve")(programs.serve)
+commands.env.command("shell")(programs.shell)
 commands.mcp.callback(invoke_without_command=True)(programs.mcp)
 
 LISTS: Final = (commands.skill_commands, own_commands, commands.installation_commands, doors_commands)
@@ -37,7 +38,7 @@ GROUPS: Final = {
     "turn": commands.turn,
     "codex": commands.codex,
     "image": commands.image,
-    "env": environments.env,
+    "env": commands.env,
     "mcp": commands.mcp,
     "token": commands.token,
     "db": commands.db,

@@ -16,9 +16,10 @@ from typing import Annotated, Any, Final
 import typer
 
 import kdskills
+from kdskills.app.operations.table import Context
 from kdskills.app.wire import json_text
-from kdskills.doors.cli.derived import host_of, run, split
-from kdskills.doors.cli.output import console, failing, line, print_json, table
+from kdskills.doors.cli.derived import AT_CLI, Json, Trust, answer, host_of, run, split, trusting
+from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, print_json, table
 from kdskills.errors import BadRequest, MissingExtra
 
 
@@ -146,3 +147,95 @@ def tool(
     with failing(as_json=True):
         arguments = arguments_of(text)
         print_json(run(ctx, lambda ask: ask(name, arguments, progress, key=key, trust=trust)))
+
+
+def run_script(
+    ctx: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    skill: Annotated[str, typer.Argument(help="The skill, by id.")],
+    path: Annotated[str, typer.Argument(help="The script, such as scripts/report.py.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script, options too.")] = None,
+    files: Annotated[
+        list[Path] | None, typer.Option("--file", help="File the script gets a copy of, under the same relative path.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the files the script makes.")] = None,
+    timeout: Annotated[float, typer.Option("--timeout-s", help="Seconds the script may take.")] = 60.0,
+    consumer: Annotated[str | None, typer.Option("--consumer", "-c", help="Whose view of the skills holds.")] = None,
+    executor: Annotated[str | None, typer.Option("--executor", "-e", help="Engine to run in.")] = None,
+    trust: Trust = False,
+    as_json: Json = False,
+) -> None:
+    """Run one script behind the wall, without a model, and end with its exit code; options come before BUNDLE."""
+    arguments: dict[str, Any] = {
+        "bundle": bundle,
+        "skill": skill,
+        "path": path,
+        "args": args or [],
+        "timeout_s": timeout,
+    }
+    arguments |= {"files": files or [], "out": out, "consumer": consumer, "executor": executor}
+    output = answer(ctx, "scripts.run", arguments, script_outcome, as_json=as_json, trust=trust)
+    raise typer.Exit(EXIT_KILLED if output.exit_code is None else output.exit_code)
+
+
+def shell(
+    ctx: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    skill: Annotated[str, typer.Argument(help="The skill, by id.")],
+    script: Annotated[str, typer.Argument(help="The script whose sandbox it is; the skill's first when omitted.")] = "",
+    files: Annotated[list[Path] | None, typer.Option("--file", help="File that is copied into the sandbox.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the files that are made.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", "-c", help="Whose view of the skills holds.")] = None,
+    executor: Annotated[str | None, typer.Option("--executor", "-e", help="Engine to run in.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Open a shell in the sandbox of a script, with its packages, files and limits; needs a terminal."""
+    import asyncio
+
+    from kdskills.app.operations.scripts import ScriptRunInput, open_shell
+
+    with failing(as_json=False):
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise BadRequest("a shell needs a terminal on standard input and output", code="terminal_missing")
+        arguments = ScriptRunInput(
+            bundle=bundle,
+            skill=skill,
+            path=script,
+            files=tuple(files or ()),
+            out=out,
+            consumer=consumer,
+            executor=executor,
+        )
+        screen = sys.stdin.fileno(), sys.stdout.fileno()
+
+        def do(trusted: bool) -> Any:
+            return asyncio.run(open_shell(host_of(ctx), arguments, Context(AT_CLI, trust=trusted), screen))
+
+        output = trusting(do, trust=trust, asks=True)
+        script_outcome(output)
+    raise typer.Exit(EXIT_KILLED if output.exit_code is None else output.exit_code)
+
+
+#: What follows the script is the script's, options too.
+AS_WRITTEN: Final = {"allow_interspersed_args": False}
+#: Of a script that was ended from outside and has no exit code of its own.
+EXIT_KILLED: Final = 137
+
+
+def script_outcome(answer: Any) -> None:
+    """Write what a script wrote, each stream to its own, and tell what became of its files."""
+    for stream, text in ((sys.stdout, answer.stdout), (sys.stderr, answer.stderr)):
+        stream.write(disarmed(text) if stream.isatty() else text)
+        stream.flush()
+    notes = [answer.note] if answer.note else []
+    notes += [
+        f"the first part of {name} is left out" for name in ("stdout", "stderr") if getattr(answer, f"{name}_truncated")
+    ]
+    if answer.status not in {"ok", "nonzero"}:
+        notes.append(f"the script was ended: {answer.status}")
+    for file in answer.files:
+        size = f"{file.path} ({counted(file.size, 'byte')})"
+        notes.append(f"{size} written to {file.saved}" if file.saved else f"{size} made; --out DIR brings it here")
+    notes += [f"{path} not brought back: {reason}" for path, reason in answer.dropped]
+    for note in notes:
+        typer.echo(one_line(note), err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kdskills.environments.starts import judge_start
+from kdskills.environments.script_report import judge_start
 
 TRACE = "Traceback (most recent call last):\n  File 'x.py', line 1\n"
 
