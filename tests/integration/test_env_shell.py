@@ -27,7 +27,7 @@ class Screen:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
         self.before = termios.tcgetattr(slave)
-        command = [sys.executable, "-m", "kdskills.doors.cli", *words]
+        command = [str(Path(sys.executable).with_name("kdskills")), *words]
         env = {**os.environ, "TERM": "dumb", "KDSKILLS_EXECUTOR": "bubblewrap"}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=env, start_new_session=True
@@ -90,7 +90,7 @@ def test_a_shell_is_the_sandbox_of_the_script(screen, tmp_path):
 
 def test_without_a_terminal_there_is_no_shell(tmp_path):
     """Standard input that is no terminal is refused with a code, before anything is opened."""
-    command = [sys.executable, "-m", "kdskills.doors.cli", "env", "shell", "lab", "pdf"]
+    command = [str(Path(sys.executable).with_name("kdskills")), "env", "shell", "lab", "pdf"]
     result = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=tmp_path, check=False
     )

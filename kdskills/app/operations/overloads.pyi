@@ -6,8 +6,15 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel
 
 from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput
-from kdskills.app.operations.clients import AcceptOut, NewTokenOut, PublishedOut, ReceiptsOutput, TokenOut, TokensOut
-from kdskills.app.operations.clients import ProbeOutput as ClientsProbeOutput
+from kdskills.app.operations.clients import (
+    AcceptOut,
+    NewTokenOut,
+    ProbeOutput,
+    PublishedOut,
+    ReceiptsOutput,
+    TokenOut,
+    TokensOut,
+)
 from kdskills.app.operations.conversation import ToolAnswer
 from kdskills.app.operations.environments import EnvironmentsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
@@ -21,8 +28,7 @@ from kdskills.app.operations.projects import (
     UploadOut,
     VersionsOut,
 )
-from kdskills.app.operations.scripts import ProbeOutput as ScriptsProbeOutput
-from kdskills.app.operations.scripts import ScriptRunOutput
+from kdskills.app.operations.scripts import ScriptRunOutput, StartsOutput
 from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
@@ -102,7 +108,7 @@ class OperationCalls:
     @overload
     async def call(
         self, operation: Literal["scripts.probe"], *, emit: Emit | None = None, **arguments: Any
-    ) -> ScriptsProbeOutput: ...
+    ) -> StartsOutput: ...
     @overload
     async def call(
         self,
@@ -238,7 +244,7 @@ class OperationCalls:
     @overload
     async def call(
         self, operation: Literal["codex.probe"], *, emit: Emit | None = None, **arguments: Any
-    ) -> ClientsProbeOutput: ...
+    ) -> ProbeOutput: ...
     @overload
     async def call(
         self, operation: Literal["codex.receipts"], *, emit: Emit | None = None, **arguments: Any
@@ -278,7 +284,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["scripts.run"], **arguments: Any) -> ScriptRunOutput: ...
     @overload
-    def run(self, operation: Literal["scripts.probe"], **arguments: Any) -> ScriptsProbeOutput: ...
+    def run(self, operation: Literal["scripts.probe"], **arguments: Any) -> StartsOutput: ...
     @overload
     def run(
         self, operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"], **arguments: Any
@@ -346,7 +352,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["mcp.accept"], **arguments: Any) -> AcceptOut: ...
     @overload
-    def run(self, operation: Literal["codex.probe"], **arguments: Any) -> ClientsProbeOutput: ...
+    def run(self, operation: Literal["codex.probe"], **arguments: Any) -> ProbeOutput: ...
     @overload
     def run(self, operation: Literal["codex.receipts"], **arguments: Any) -> ReceiptsOutput: ...
     @overload
