@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_S: Final = 600.0
 SESSION: Final = "author"
+EVERYTHING: Final = "**"
+"""What a run brings back."""
 
 
 class SkillScriptsInput(Input):
@@ -254,7 +256,8 @@ async def _outcome(
         ScriptFile(path=file.path, size=file.size, saved=str(files.saved.get(file.path, "")))
         for file in result.artifacts
     ]
-    return ScriptRunOutput.of(result, files=tuple(made))
+    dropped = tuple(row for row in result.dropped if row[0] != EVERYTHING)  # which only says that it made no file
+    return ScriptRunOutput.of(result, files=tuple(made), dropped=dropped)
 
 
 async def probe(
