@@ -76,8 +76,8 @@ def test_a_shell_is_the_sandbox_of_the_script(screen, tmp_path):
     shown = screen.read_until("done-2")
     assert "in.csv /skills/public.pdf" in shown
     assert "size 101 10001" in shown
-    screen.type("sleep 300\n")
-    time.sleep(1)
+    screen.type("sh -c 'echo asleep-$((1 + 1)); exec sleep 300'\n")
+    screen.read_until("asleep-2")
     screen.type("\x03")
     screen.read_until("$ ")
     screen.type("echo x > new.txt; ls /home /root 2>&1 | head -1; echo still-$((1 + 1))\n")
