@@ -108,9 +108,9 @@ class Environments:
                 covers = not exact and script and folder is not None and (folder / SCRIPTS / script).is_file()
                 states.append(EnvironmentState(key, None, entry, "" if covers else "nobody asks for it"))
         for key, spec in specs.items():
-            entry = locked.get(key)
-            problem = "it is not locked" if entry is None else stale_reason(entry, spec, exact=exact)
-            states.append(EnvironmentState(key, spec, entry, problem))
+            own = locked.get(key)
+            problem = "it is not locked" if own is None else stale_reason(own, spec, exact=exact)
+            states.append(EnvironmentState(key, spec, own, problem))
         return sorted(states, key=lambda state: state.key)
 
     def resolve(

@@ -178,7 +178,10 @@ async def _parts(host: Host) -> list[Check]:
         return f"{len(uris)} opened"
 
     def packages(path: Path) -> str:
-        bundle = host.bundle(path)
+        try:
+            bundle = host.bundle(path)
+        except KdskillsError:
+            return "nothing to look at"  # that the bundle does not open is told of it
         skills = host.subsystem(bundle).registry.values()
         if words := host.environments.unready(skills, lock_of(bundle.root)):
             raise OSError("; ".join(words[:5]) + (f"; {len(words) - 5} more" if len(words) > 5 else ""))

@@ -186,10 +186,8 @@ async def script_runtime(
     subsystem: SkillsSubsystem, wiring: HostWiring, settings: Settings, arguments: SkillScriptsInput, engine: Executor
 ) -> AsyncIterator[SkillRuntime]:
     """Give a runtime that runs scripts of *subsystem* on *engine* by the settings, with the checks that hold for models."""
-    consumer = {} if arguments.consumer is None else {"consumer": arguments.consumer}
     async with SkillRuntime(
         subsystem=subsystem,
-        **consumer,
         executor=engine,
         run_scripts=True,
         max_active=None,
@@ -241,7 +239,7 @@ async def _outcome(
 ) -> ScriptRunOutput:
     files = await asyncio.to_thread(CallFiles, arguments.files, arguments.out)
     async with script_runtime(subsystem, wiring, settings, arguments, engine) as runtime:
-        await runtime.create_session(SESSION)
+        await runtime.create_session(SESSION, consumer=arguments.consumer)
         await runtime.load(SESSION, [arguments.skill], by="user")
         result = await runtime.run_script(
             *(SESSION, arguments.path),
@@ -305,7 +303,7 @@ class _Starter:
             return []
         session = hashlib.sha256(skill.full_id.encode()).hexdigest()
         try:
-            await self._runtime.create_session(session)
+            await self._runtime.create_session(session, consumer=self._arguments.consumer)
             await self._runtime.load(session, [skill.full_id], by="user")
         except ToolCallRefused as error:
             return [self._refused(skill, path, error) for path in scripts]
