@@ -248,7 +248,7 @@ LATER = {
     "app": 1_450,
     "catalogs": 600,
     "vectors": 400,
-    "environments": 3_500,
+    "environments": 3_600,
     "shell": 1_200,
     "network": 1_000,
 }
