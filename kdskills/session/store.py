@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest, CallerMustAct, OperatorMustAct
+from kdskills.session.conversations import MemoryConversations
 
 LoadMode = Literal["replace", "add"]
 
@@ -199,9 +200,13 @@ class SessionStore(Protocol):
 
 
 class MemoryStore:
-    """Keeps sessions in this process. A text no session refers to is dropped once 256 such texts wait."""
+    """Keeps sessions in this process. A text no session refers to is dropped once 256 such texts wait.
+
+    `conversations` keeps what was said in them.
+    """
 
     def __init__(self) -> None:
+        self.conversations = MemoryConversations()
         self._lock = threading.Lock()
         self._records: dict[str, SessionRecord] = {}
         self._bodies: dict[str, str] = {}

@@ -100,7 +100,7 @@ class TurnResult(Form):
         stop_reason: Why it ended: `answer`, a bound's name, or an error's code.
         text: The answer, citations as `[[S:1]]`.
         rendered: The answer with citations as links, unknown ones as `[?7]`.
-        sources: Rows of the turn's pool, by sid.
+        sources: Rows of the conversation's pool, by sid.
         cited: The sids `text` cites that resolve, in order.
         citation_issues: Citations that do not resolve.
         model: The decision model, `provider:model`.

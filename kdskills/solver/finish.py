@@ -15,6 +15,7 @@ from kdskills.errors import BadRequest, Diagnostic, FileRefused, PluginFailed, S
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, clean_path, media_type
 from kdskills.skills.private_files import make_folder
 from kdskills.solver.events import CitationIssue, TurnFile, TurnFinished, TurnResult
+from kdskills.solver.history import TURN_PREFIX, add_to_conversation
 from kdskills.sources import SourcesPool, find_citations, render_citations, rewrite_citations
 from kdskills.sources.tokens import find_tokens
 
@@ -65,8 +66,6 @@ def rendered(text: str, pool: SourcesPool) -> str:
 GivenFile = StrPath | tuple[str, bytes | StrPath]
 """A file of this host, which keeps its name; or a name in the turn's folder and bytes or a file."""
 
-PREFIX = "kdskills-turn-"
-
 
 def open_workspace(
     turn_id: str, *, work_dir: Path | None, data: Path | None, files: Sequence[GivenFile]
@@ -87,7 +86,7 @@ def open_workspace(
         raise _bad(names[MAX_FILES], f"at most {MAX_FILES} files can be handed in")
     base = work_dir if work_dir is not None else Path(tempfile.gettempdir())
     make_folder(base)
-    root = base / f"{PREFIX}{turn_id}"
+    root = base / f"{TURN_PREFIX}{turn_id}"
     root.mkdir(mode=0o700)
     try:
         _copy(root, named_files)
@@ -180,6 +179,7 @@ async def _finish(turn: Turn) -> TurnResult:
         message = f"a command in the background was not ended as it should be: {type(error).__name__}"
         turn.bus.diagnose(Diagnostic("command_lost", "warning", message))
     result = await asyncio.to_thread(_result, turn)
+    result = await add_to_conversation(turn, result, turn.parts.runtime.config.clock())
     tell_plugins(turn, "kdskills_turn_finished", lambda: turn.parts.wiring.turn_finished(turn, result))
     result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
     result = TurnResult.from_json(turn.bus.redactor.value(result.to_json()))

@@ -25,6 +25,7 @@ from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
 from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
 from kdskills.solver.finish import unknown_sids
+from kdskills.solver.history import files_note
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
@@ -35,12 +36,17 @@ KEEP_LAST: Final = 2
 
 
 def compact(
-    messages: Sequence[Message], pins: Collection[str], budget: int, *, count: TokenCounter = estimate_tokens
+    messages: Sequence[Message],
+    pins: Collection[str],
+    budget: int,
+    *,
+    count: TokenCounter = estimate_tokens,
+    earlier: int = 0,
 ) -> tuple[Message, ...]:
-    """Return *messages* within *budget* tokens where that can be had; the list itself never changes.
+    """Return *messages*, of which the first *earlier* are of earlier turns, within *budget* tokens where that can be had.
 
-    Old results become one line naming tool, size and step, oldest first, until the rest fits. Messages with a pin in
-    *pins* stay byte-equal, and so do user and assistant messages, so each call keeps its result.
+    Old results become one line naming tool, size and step, oldest first, until the rest fits; the list itself never changes.
+    Messages with a pin in *pins* stay byte-equal, and so do user and assistant messages, so each call keeps its result.
     """
     view = list(messages)
     tokens = sum(_size(message, count) for message in view)
@@ -52,8 +58,10 @@ def compact(
             break
         if message.role != "tool" or (message.pin is not None and active_pins & set(message.pin.split())):
             continue
-        step = bisect(steps, position)
-        line = f"[result of {message.tool or 'tool'} at step {step} left out: {len(message.text)} characters]"
+        step = "in an earlier turn"
+        if position >= earlier:
+            step = f"at step {bisect(steps, position) - bisect(steps, earlier - 1)}"
+        line = f"[result of {message.tool or 'tool'} {step} left out: {len(message.text)} characters]"
         shorter = replace(message, text=line, pin=None, images=())
         saved = _size(message, count) - _size(shorter, count)
         if saved > 0:
@@ -159,14 +167,14 @@ class Loop:
         self._settings = turn.parts.settings
         self._dispatcher = TurnDispatcher(turn)
         self._decisions = 0
-        self._call_ids: set[str] = set()
+        self._call_ids = {call.id for message in turn.history for call in message.calls}
         self._sent_back = False
         self._elided = 0
 
     async def run(self) -> None:
         """Run to the end; the outcome stands in the log. Raises ModelFailed and ReplayError."""
         log, settings = self._log, self._settings
-        log.messages.append(Message("user", self._turn.request))
+        log.messages += [*files_note(self._turn), Message("user", self._turn.request)]
         empty = False
         while True:
             if log.usage.total >= settings.max_total_tokens:
@@ -252,9 +260,9 @@ class Loop:
             return await turn.ask(turn.bus.step, replace(request, messages=shorter))
 
     async def _fitted(self, budget: int) -> tuple[Message, ...]:
-        pins = await self._turn.pins()
-        view = compact(self._log.messages, pins, budget, count=self._turn.count)
-        elided = sum(shown_message != message for shown_message, message in zip(view, self._log.messages, strict=True))
+        pins, messages = await self._turn.pins(), (*self._turn.history, *self._log.messages)
+        view = compact(messages, pins, budget, count=self._turn.count, earlier=len(self._turn.history))
+        elided = sum(shown_message != message for shown_message, message in zip(view, messages, strict=True))
         if elided:
             self._turn.bus.emit(HistoryElided, messages=elided)
         if elided > self._elided:  # what was read before may no longer stand in the history: it may be read again

@@ -42,6 +42,7 @@ from kdskills.solver.events import (
     TurnStarted,
 )
 from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, tell_plugins
+from kdskills.solver.history import History, check_history, open_conversation, own_messages
 from kdskills.solver.loop import Loop
 from kdskills.solver.parts import SolverSettings, check_request
 from kdskills.solver.spans import agent_span, code_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from kdskills.bundle import Bundle
     from kdskills.execution import Executor
     from kdskills.session import Session, SkillRuntime
+    from kdskills.session.conversations import Conversation
     from kdskills.session.receipts import SessionEvent
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.solver.parts import Wiring
@@ -107,6 +109,8 @@ class ReactSolver:
         files: Sequence[GivenFile] = (),
         skills: Sequence[str] = (),
         deadline: Deadline = None,
+        history: History = "session",
+        user: str | None = None,
     ) -> TurnResult:
         """Work on *request* to the end.
 
@@ -116,14 +120,22 @@ class ReactSolver:
             files: Files copied into the turn's folder, read-only.
             skills: Skills loaded from the start, by code.
             deadline: When the turn must have ended, beside `settings.wall_s`.
+            history: What was said before: that of the conversation, to which this turn is added; nothing; or messages of
+                the caller's own. The latter two leave the conversation as it is.
+            user: Id of whom a conversation is with; it is theirs alone from its first turn on.
 
         Raises:
+            ConversationBusy: Another turn of the conversation ended first; `.result` holds what this one came to.
+            StoreUnavailable: The conversation cannot be read, or not be kept; then `.result` likewise.
             ModelFailed: The provider failed for good; `.result` holds what there was so far.
             ReplayError: A recording does not fit; likewise.
             BadRequest: The request, a file or the deadline cannot be used.
         """
         seconds = _seconds(deadline)
-        async with self.prepare_session(request, session_id=session_id, files=files, skills=skills) as turn:
+        prepared = self.prepare_session(
+            request, session_id=session_id, files=files, skills=skills, history=history, user=user
+        )
+        async with prepared as turn:
             await self.work(turn, seconds=seconds)
         assert turn.result is not None
         return turn.result
@@ -136,11 +148,13 @@ class ReactSolver:
         files: Sequence[GivenFile] = (),
         skills: Sequence[str] = (),
         deadline: Deadline = None,
+        history: History = "session",
+        user: str | None = None,
     ) -> AsyncIterator[Event]:
         """Work on *request* and give its events; the last one is `turn.finished` with the result.
 
         The turn runs in a task of its own, so that the caller's context never changes. Leaving the loop cancels it.
-        A provider that fails ends the stream with status `failed`.
+        A provider that fails, and a conversation that cannot be added to, end the stream with status `failed`.
         """
         seconds = _seconds(deadline)
         reader = Reader()
@@ -148,7 +162,13 @@ class ReactSolver:
         async def work() -> None:
             try:
                 prepared = self.prepare_session(
-                    request, session_id=session_id, files=files, skills=skills, reader=reader
+                    request,
+                    session_id=session_id,
+                    files=files,
+                    skills=skills,
+                    history=history,
+                    user=user,
+                    reader=reader,
                 )
                 async with prepared as turn:
                     await self.work(turn, seconds=seconds)
@@ -197,6 +217,8 @@ class ReactSolver:
         session_id: str | None = None,
         files: Sequence[GivenFile] = (),
         skills: Sequence[str] = (),
+        history: History = "session",
+        user: str | None = None,
         reader: Reader | None = None,
     ) -> AsyncIterator[Turn]:
         """Activate the skills for a turn that the caller runs, and end the turn however the block is left.
@@ -206,13 +228,19 @@ class ReactSolver:
         """
         system, runtime = self.system, self.system.runtime
         check_request(request)
+        check_history(history, user)
         turn_id = uuid7()
         data, work_dir = system.bundle.root / "data", system.settings.work_dir
         make = partial(open_workspace, turn_id, work_dir=work_dir, data=data, files=files)
         workspace = await in_thread(make, undo=lambda made: asyncio.to_thread(discard, made))
         try:
             session = await self._session(runtime, session_id)
-            turn = _turn(system, turn_id, request, self.consumer, session, workspace)
+            conversation, now = None, runtime.config.clock()
+            if history == "session":
+                store = system.conversations
+                conversation = await open_conversation(store, session.id, self.consumer, user, now)
+            turn = _turn(system, turn_id, request, self.consumer, session, workspace, conversation)
+            turn.history = own_messages(history) if conversation is None else conversation.messages()
         except BaseException:  # raised again: no folder of a turn that never began
             discard(workspace)
             raise
@@ -233,6 +261,9 @@ class ReactSolver:
                 result = await finish(turn)
                 if isinstance(failure, KdskillsError):
                     failure.result = result
+            if turn.unsaved is not None:
+                turn.unsaved.result = result
+                raise turn.unsaved
 
     async def _session(self, runtime: SkillRuntime, session_id: str | None) -> Session:
         session: Session | None = None
@@ -256,7 +287,13 @@ class ReactSolver:
 
 
 def _turn(
-    system: SolverSystem, turn_id: str, request: str, consumer: str, session: Session, workspace: FolderWorkspace
+    system: SolverSystem,
+    turn_id: str,
+    request: str,
+    consumer: str,
+    session: Session,
+    workspace: FolderWorkspace,
+    conversation: Conversation | None,
 ) -> Turn:
     settings = system.settings
     redactor = Redactor(settings.secret_values())
@@ -267,7 +304,8 @@ def _turn(
         added_sids, merged_sids = getattr(result, "added", ()), getattr(result, "merged", ())
         bus.emit(SourcesMerged, skill=full_id, added=tuple(added_sids), merged_sids=tuple(merged_sids))
 
-    sources = TurnSources(SourcesPool(), merged, key=system.wiring.source_key, found=bus.diagnose)
+    pool = SourcesPool() if conversation is None else conversation.pool
+    sources = TurnSources(pool, merged, key=system.wiring.source_key, found=bus.diagnose)
     view = system.subsystem.view(consumer, tools=system.tool_ids)
     scope = TurnScope(
         view=view,
@@ -279,7 +317,8 @@ def _turn(
         events=relay_to(bus),
         secrets=partial(system.learn, redactor),
     )
-    return Turn(turn_id, request, consumer, system, session.within(scope), view, sources, workspace, bus)
+    bound_session = session.within(scope)
+    return Turn(turn_id, request, consumer, system, bound_session, view, sources, workspace, bus, conversation)
 
 
 async def _begin(turn: Turn, skills: Sequence[str]) -> None:

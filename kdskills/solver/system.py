@@ -13,7 +13,8 @@ from kdskills.bundle.load import untrusted
 from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider, Redactor
-from kdskills.session import SkillRuntime
+from kdskills.session import MemoryStore, SkillRuntime
+from kdskills.session.conversations import conversations_of
 from kdskills.session.tools import INPUTS, safe_name
 from kdskills.solver.file_tools import FILE_TOOLS
 from kdskills.solver.parts import Pacing, SolverSettings, Wiring, default_wiring, redactor_of
@@ -39,7 +40,7 @@ class SolverSystem:
         executor: An engine or its name; `auto` takes the first that works here, None turns scripts and generated
             code off.
         settings: Bounds and choices.
-        store: Where sessions are kept; memory by default.
+        store: Where sessions are kept, and, by its `conversations`, what was said in them; memory by default.
         tools: Further tools: typed functions, or `SolverTool`s.
         remote: A session of `kdskills.remote`, whose functions become tools `remote.<name>` when the system opens.
         approve: Asks a person before anything runs.
@@ -78,7 +79,8 @@ class SolverSystem:
         self.packages = self.wiring.packages(self.subsystem)
         self._model = model
         self._executor = executor
-        self._store = store
+        self._store = MemoryStore() if store is None else store
+        self.conversations = conversations_of(self._store)
         self._tools = tuple(as_tool(tool) for tool in tools)
         self.approve = approve
         self.sinks = tuple(sinks)

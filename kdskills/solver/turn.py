@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.bundle.descriptor import DECISION
-from kdskills.errors import Diagnostic, ModelFailed
+from kdskills.errors import Diagnostic, KdskillsError, ModelFailed
 from kdskills.models import IMAGE_TOKENS, Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
 from kdskills.session.config import UNKNOWN_WINDOW
 from kdskills.session.receipts import text_digest
@@ -40,6 +40,7 @@ from kdskills.turn.facade import build_skills_instruction_block
 
 if TYPE_CHECKING:
     from kdskills.session import Session
+    from kdskills.session.conversations import Conversation
     from kdskills.session.receipts import ActiveSkill
     from kdskills.session.scope import TurnSources
     from kdskills.session.workspace import FolderWorkspace
@@ -85,8 +86,9 @@ class Turn:
     `consumer` is the deciding agent, `parts` the system, `session` the session's API bound to this turn; `view` is
     frozen for the turn, and catalogs, loads and generators share its `SK` numbers. `streaming` tells that somebody
     reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended. `image_bytes`
-    counts what images were shown. `commands` run
-    in the background by handle, `closing` is left when the turn ends, before its files are listed.
+    counts what images were shown. `commands` run in the background by handle, `closing` is left when the turn ends, before
+    its files are listed. `history` was said before the request; the turn is added to `conversation`, or to none; `unsaved` is
+    what kept it from being added.
     """
 
     id: str
@@ -98,6 +100,9 @@ class Turn:
     sources: TurnSources
     workspace: FolderWorkspace
     bus: EventBus
+    conversation: Conversation | None = None
+    history: tuple[Message, ...] = ()
+    unsaved: KdskillsError | None = None
     streaming: bool = False
     log: TurnLog = field(default_factory=TurnLog)
     shell_outputs: int = 0

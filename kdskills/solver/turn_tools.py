@@ -21,8 +21,9 @@ from kdskills.execution.egress import granted
 from kdskills.session.approval import ApprovalRequest
 from kdskills.session.codes import pathless, refuse
 from kdskills.session.scripts import packages_of
-from kdskills.session.workspace import clean_path
+from kdskills.session.workspace import MAX_FILE, clean_path
 from kdskills.skills.roots import far_content
+from kdskills.skills.safe_open import read_file
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -32,6 +33,7 @@ from kdskills.solver.events import (
     ScriptStarted,
     ToolOutput,
 )
+from kdskills.solver.history import earlier_file
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError
 
 if TYPE_CHECKING:
@@ -177,9 +179,15 @@ def turn_path(path: str) -> str:
     return "." if below.rstrip("/") in {"", "."} else clean_path(below)
 
 
-def turn_bytes(turn: Turn, path: str) -> bytes:
-    """Return the bytes of a file of the turn. Raises `resource_not_found`, `path_denied`, `too_large` or `not_a_file`."""
+def turn_bytes(turn: Turn, path: str, *, earlier: bool = False) -> bytes:
+    """Return the bytes of a file of the turn; with *earlier*, `<turn id>/path` is one of that turn of the conversation.
+
+    Raises `resource_not_found`, `path_denied`, `too_large` or `not_a_file`.
+    """
+    source = earlier_file(turn, path) if earlier else None
     try:
+        if source is not None:
+            return read_file(source[0], clean_path(source[1]), limit=MAX_FILE).data
         return turn.workspace.read(path)
     except FileRefused as error:
         code = {"file_missing": "resource_not_found", "symlink": "path_denied", "too_large": "too_large"}
@@ -199,7 +207,7 @@ def decoded(data: bytes, path: str) -> str:
 
 
 def _turn_file(turn: Turn, ref: TurnFileRef) -> ToolAnswer:
-    data = turn_bytes(turn, ref.path)
+    data = turn_bytes(turn, ref.path, earlier=True)
     content = decoded(data, f"turn:{ref.path}")
     lines = content.splitlines(keepends=True)
     facts: dict[str, Any] = {"path": ref.path, "size": len(data), "lines": len(lines)}

@@ -8,6 +8,7 @@ import pytest
 
 from kdskills.builtin.stores.sql import SqlStore
 from kdskills.session import StoreUnavailable
+from kdskills.testing.conversations import CONVERSATION_CHECKS
 from kdskills.testing.stores import STORE_CHECKS, sample
 from kdskills.testing.work import Cluster
 
@@ -36,6 +37,12 @@ async def store(cluster: Cluster):
 async def test_promises_hold(check, store: SqlStore) -> None:
     """Every promise of the shipped suite holds on PostgreSQL."""
     await check.run(store)
+
+
+@pytest.mark.parametrize("check", CONVERSATION_CHECKS, ids=lambda check: check.name)
+async def test_promises_of_conversations_hold(check, store: SqlStore) -> None:
+    """Every promise of a store of conversations holds on PostgreSQL."""
+    await check.run(store.conversations)
 
 
 async def test_opened_at_once(cluster: Cluster) -> None:

@@ -1,7 +1,7 @@
 """`sqlite:` and `postgresql:`: sessions in a database, shared by processes and, with PostgreSQL, by machines.
 
 One implementation on SQLAlchemy Core. Every change is a compare-and-set on the record's version, in one transaction with
-the references to the texts it needs.
+the references to the texts it needs. Conversations have tables of their own beside those of sessions; a turn is a row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from kdskills.errors import BadRequest
 from kdskills.hooks import Register, hookimpl
+from kdskills.session.conversations import Conversation, ConversationHead, ConversationTurn, busy
 from kdskills.session.store import (
     ImportedSkill,
     LoadedSkill,
@@ -21,6 +23,7 @@ from kdskills.session.store import (
     StoreConflict,
     StoreUnavailable,
 )
+from kdskills.sources import SourcesPool
 from kdskills.storage.database import Database, LazyModule, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:
@@ -61,7 +64,7 @@ class SqlStore:
     """Keeps sessions in the database at *url*; tables are made when they are not there.
 
     *url* is `sqlite:///path` or `postgresql://…`. A text no session refers to goes with the next purge, once it is older
-    than what the purge forgets.
+    than what the purge forgets. `conversations` keeps what was said in them.
 
     Raises:
         MissingExtra: SQLAlchemy or the database's driver is not installed.
@@ -103,6 +106,7 @@ class SqlStore:
             sa.Column("body", sa.Text, nullable=False),
             sa.Column("kept_at", sa.BigInteger, nullable=False),
         )
+        self.conversations = SqlConversations(self._database, metadata)
         self._database.create(metadata)
 
     async def aclose(self) -> None:
@@ -241,6 +245,129 @@ def record_of(row: Mapping[Any, Any]) -> SessionRecord:
         entries_of_text(row["active"]),
         *map(tuple, json.loads(row.get("shown") or "[[],[]]")),
     )
+
+
+class SqlConversations:
+    """Keeps conversations in the *database* of a session store; adds its tables to *metadata*."""
+
+    def __init__(self, database: Database, metadata: sa.MetaData) -> None:
+        self._database = database
+        word = word_type(200)
+        self._heads = sa.Table(
+            "kd_conversations",
+            metadata,
+            sa.Column("conversation_id", word, primary_key=True),
+            sa.Column("consumer", sa.String(500), nullable=False),
+            sa.Column("user_id", word, index=True),
+            sa.Column("number", sa.Integer, nullable=False),
+            sa.Column("created_at", sa.BigInteger, nullable=False),
+            sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
+            sa.Column("pool", sa.Text, nullable=False),
+        )
+        self._turns = sa.Table(
+            "kd_conversation_turns",
+            metadata,
+            sa.Column("conversation_id", word, primary_key=True),
+            sa.Column("number", sa.Integer, primary_key=True),
+            sa.Column("turn", sa.Text, nullable=False),
+        )
+
+    async def get(self, conversation_id: str) -> Conversation | None:
+        """Return the conversation, or None. Raises StoreUnavailable when its rows cannot be read."""
+        heads, turns = self._heads, self._turns
+
+        def question(link: sa.Connection) -> tuple[Mapping[Any, Any] | None, list[str]]:
+            # one question: turns that are added between two would not fit their head
+            turn_rows = sa.select(heads, turns.c.turn).join_from(
+                heads, turns, heads.c.conversation_id == turns.c.conversation_id
+            )
+            query = turn_rows.where(heads.c.conversation_id == conversation_id).order_by(turns.c.number)
+            rows = link.execute(query).mappings().all()
+            return (rows[0] if rows else None), [row["turn"] for row in rows]
+
+        row, texts = await self._database.read(question)
+        if row is None:
+            return None
+        try:
+            pool = SourcesPool.from_json(json.loads(row["pool"]))
+            return Conversation(
+                head_of(row), pool, tuple(ConversationTurn.from_json(json.loads(text)) for text in texts)
+            )
+        except (BadRequest, ValueError, KeyError, TypeError) as error:
+            raise StoreUnavailable(f"a conversation in {STORE_NAME} cannot be read: {type(error).__name__}") from error
+
+    async def add(self, conversation: Conversation) -> None:
+        """Keep the last turn and the pool, in one transaction; raises ConversationBusy unless the turns before it are kept."""
+        heads, head = self._heads, conversation.head
+        turn = {"number": head.number, "turn": _json_text(conversation.turns[-1].to_json())}
+        values = {
+            "number": head.number,
+            "touched_at": micros(head.touched_at),
+            "pool": _json_text(conversation.pool.to_json()),
+        }
+        identity = {"conversation_id": head.conversation_id}
+        origin = {"consumer": head.consumer, "user_id": head.user, "created_at": micros(head.created_at)}
+
+        def change(link: sa.Connection) -> None:
+            if head.number == 1:
+                new = upsert(link.dialect.name, heads).values(**identity, **origin, **values)
+                statement: Any = new.on_conflict_do_nothing()
+            else:
+                is_before = heads.c.number == head.number - 1, heads.c.created_at == micros(head.created_at)
+                statement = (
+                    heads.update().where(heads.c.conversation_id == head.conversation_id, *is_before).values(values)
+                )
+            if link.execute(statement.returning(heads.c.number)).first() is None:
+                raise busy(conversation)
+            link.execute(self._turns.insert().values(**identity, **turn))
+
+        await self._database.write(change)
+
+    async def delete(self, conversation_id: str) -> bool:
+        """Forget the conversation; False for an unknown id."""
+        return await self._forget(self._heads.c.conversation_id == conversation_id) > 0
+
+    async def page(self, *, user: str | None, after: str | None, limit: int) -> list[ConversationHead]:
+        """Return up to *limit* heads sorted by id."""
+        table = self._heads
+        query = table.select().order_by(table.c.conversation_id).limit(limit)
+        if user is not None:
+            query = query.where(table.c.user_id == user)
+        if after is not None:
+            query = query.where(table.c.conversation_id > after)
+        rows = await self._database.read(lambda link: link.execute(query).mappings().all())
+        return [head_of(row) for row in rows]
+
+    async def purge(self, idle_before: datetime) -> int:
+        """Forget every conversation whose last turn ended before *idle_before*."""
+        return await self._forget(self._heads.c.touched_at < micros(idle_before))
+
+    async def erase(self, user: str) -> int:
+        """Forget every conversation of *user*."""
+        return await self._forget(self._heads.c.user_id == user)
+
+    async def _forget(self, condition: sa.ColumnElement[bool]) -> int:
+        """Delete the conversations of *condition*, turns and all: none that is added meanwhile stays without its head."""
+        heads, turns = self._heads, self._turns
+
+        def change(link: sa.Connection) -> int:
+            ids = link.execute(heads.delete().where(condition).returning(heads.c.conversation_id)).scalars().all()
+            for conversation_id in ids:
+                link.execute(turns.delete().where(turns.c.conversation_id == conversation_id))
+            return len(ids)
+
+        return await self._database.write(change)
+
+
+def head_of(row: Mapping[Any, Any]) -> ConversationHead:
+    """Return the head a row holds."""
+    moments = moment_of(row["created_at"]), moment_of(row["touched_at"])
+    return ConversationHead(row["conversation_id"], row["consumer"], row["user_id"], row["number"], *moments)
+
+
+def _json_text(value: object) -> str:
+    """Return *value* as JSON of ASCII alone: PostgreSQL takes no NUL, and no database half a character."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 @hookimpl

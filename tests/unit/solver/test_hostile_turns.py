@@ -267,10 +267,11 @@ async def test_a_sink_that_fails_at_the_last_event_adds_none(build, tmp_path):
 
 
 async def test_two_turns_may_open_one_session_at_once(build):
-    """Whoever comes second takes part in the session the first one opened."""
+    """Whoever comes second takes part in the session the first one opened, where neither is added to its conversation."""
     async with build([say("one"), say("two")]) as system:
         solver = ReactSolver(system)
-        results = await asyncio.gather(*(solver.run(text, session_id="shared") for text in ("a", "b")))
+        runs = (solver.run(text, session_id="shared", history="none") for text in ("a", "b"))
+        results = await asyncio.gather(*runs)
     assert [result.session_id for result in results] == ["shared"] * 2
 
 

@@ -1,0 +1,141 @@
+"""What of a conversation a turn begins with, and what it adds when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from kdskills.errors import BadRequest, KdskillsError
+from kdskills.models import Message, Redactor
+from kdskills.session.conversations import Conversation, ConversationTurn
+from kdskills.session.core import store_errors
+from kdskills.solver.tools import whole_text
+from kdskills.sources import rewrite_citations
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+    from kdskills.session.conversations import ConversationStore
+    from kdskills.solver.events import TurnResult
+    from kdskills.solver.turn import Turn
+
+History = Literal["session", "none"] | Sequence[Message]
+"""What was said before a request: that of its conversation, nothing, or messages of the caller's own."""
+
+MAX_USER: Final = 200
+MAX_NAMED: Final = 50
+"""Files of an earlier turn that are named to the model."""
+TURN_PREFIX: Final = "kdskills-turn-"
+_FILES: Final = "Files of the turn before, which react.read gives: {refs}"
+
+
+def check_history(history: History, user: str | None) -> None:
+    """Raise BadRequest for a user or a history that cannot be used; each call in it has one answer, after it."""
+    if user is not None and (not user.strip() or len(user) > MAX_USER or not user.isprintable()):
+        problem = f"must be 1 to {MAX_USER} printable characters"
+        raise BadRequest(f"the user's id {problem}", errors=[{"path": "/user", "problem": problem}])
+    if isinstance(history, str):
+        if history not in {"session", "none"}:
+            raise _no_history("", "is none of session, none, and a list of messages")
+        return
+    unanswered: set[str | None] = set()
+    for position, message in enumerate(history):
+        if not isinstance(message, Message):
+            raise _no_history(f"/{position}", f"is no Message but {type(message).__name__}")
+        if message.role == "tool":
+            if message.call_id not in unanswered:
+                raise _no_history(f"/{position}", "answers no call before it")
+            unanswered.remove(message.call_id)
+        elif unanswered:
+            break
+        unanswered |= {call.id for call in message.calls}
+    if unanswered:
+        raise _no_history("", f"leaves calls without an answer: {', '.join(sorted(map(str, unanswered))[:5])}")
+
+
+def _no_history(path: str, problem: str) -> BadRequest:
+    errors = [{"path": f"/history{path}", "problem": problem}]
+    return BadRequest(f"the history cannot be used: {problem}", code="history_invalid", errors=errors)
+
+
+def own_messages(history: History) -> tuple[Message, ...]:
+    """Return messages of the caller's own, without citations: their numbers would mean sources of this turn."""
+    messages = () if isinstance(history, str) else history
+    return tuple(
+        replace(message, text=whole_text(rewrite_citations(message.text, {}).text) if message.text else "")
+        for message in messages
+    )
+
+
+async def open_conversation(
+    store: ConversationStore, conversation_id: str, consumer: str, user: str | None, now: datetime
+) -> Conversation:
+    """Return the conversation so far. Raises `store_unavailable`, and BadRequest when it is another one's."""
+    with store_errors():
+        conversation = await store.get(conversation_id)
+    if conversation is None:
+        return Conversation.begin(conversation_id, consumer, user, now)
+    if (conversation.head.consumer, conversation.head.user) != (consumer, user):
+        message = f"conversation {conversation_id!r} belongs to another consumer or user"
+        raise BadRequest(message, code="conversation_foreign", conversation_id=conversation_id)
+    return conversation
+
+
+async def add_to_conversation(turn: Turn, result: TurnResult, now: datetime) -> TurnResult:
+    """Add what was said in *turn*, and return *result*: as failed, if that could not be done. A failed turn adds nothing."""
+    conversation, log = turn.conversation, turn.log
+    if conversation is None or not log.messages or result.status == "failed":
+        return result
+    messages = (*log.messages[:-1], *_end(log.messages[-1], result.text))
+    redactor = turn.bus.redactor
+    masked_messages = tuple(_masked(message, redactor) for message in messages)
+    files = tuple(file.path for file in result.files)
+    record = ConversationTurn(turn.id, now, result.status, masked_messages, log.usage, files)
+    record = ConversationTurn.from_json(redactor.value(record.to_json()))
+    try:
+        with store_errors():
+            await turn.parts.conversations.add(conversation.following(record, turn.pool))
+    except KdskillsError as error:
+        turn.unsaved = error
+        return result.model_copy(update={"status": "failed", "stop_reason": error.code})
+    return result
+
+
+def _end(last: Message, answer: str) -> tuple[Message, ...]:
+    """Return how the turn ends: with what the user read, which a generator may have written."""
+    if not answer.strip() or last.text == answer:
+        return (last,)
+    reply = Message("assistant", answer)
+    return (reply,) if last.role == "assistant" and not last.calls else (last, reply)
+
+
+def _masked(message: Message, redactor: Redactor) -> Message:
+    calls = tuple(replace(call, arguments=redactor.arguments(call.arguments)) for call in message.calls)
+    return replace(message, calls=calls)
+
+
+def earlier_file(turn: Turn, path: str) -> tuple[Path, str] | None:
+    """Return the folder of an earlier turn of the conversation and the path in it, when *path* begins with its id.
+
+    None when it does not, or the folder is gone.
+    """
+    turn_id, _, below = path.partition("/")
+    turns = () if turn.conversation is None else turn.conversation.turns
+    if not below or all(earlier.turn_id != turn_id for earlier in turns):
+        return None
+    folder = turn.workspace.root.with_name(f"{TURN_PREFIX}{turn_id}")
+    return (folder, below) if folder.is_dir() else None
+
+
+def files_note(turn: Turn) -> tuple[Message, ...]:
+    """Return the message that names the files the turn before left, if they are still there."""
+    if turn.conversation is None or not turn.conversation.turns:
+        return ()
+    last = turn.conversation.turns[-1]
+    paths = [path for path in last.files if earlier_file(turn, f"{last.turn_id}/{path}") is not None][:MAX_NAMED]
+    if not paths:
+        return ()
+    refs = ", ".join(f"turn:{last.turn_id}/{path}" for path in paths)
+    return (Message("user", _FILES.format(refs=refs)),)

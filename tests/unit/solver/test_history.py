@@ -1,0 +1,245 @@
+"""A second turn of a session goes on where the first one ended: what was said, the numbers of sources, the files."""
+
+import asyncio
+import sqlite3
+
+import pytest
+from pydantic import SecretStr
+
+from kdskills.builtin.stores.sql import SqlStore
+from kdskills.errors import BadRequest, KdskillsError, ModelFailed
+from kdskills.models import Message, ToolCall
+from kdskills.session import StoreUnavailable
+from kdskills.session.conversations import ConversationBusy, MemoryConversations
+from kdskills.solver import ReactSolver
+from kdskills.testing.models import ScriptedModel, call, say
+
+
+def texts(request):
+    """Return role and text of the messages of a request."""
+    return [(message.role, message.text) for message in request.messages]
+
+
+async def test_a_second_turn_reads_the_first(build):
+    """What was asked, called and answered stands before the new request, byte for byte as it was sent and added to."""
+    model = ScriptedModel([call("skills_load", names=["sales"]), say("42 [[S:1]]"), say("again 42"), say("and again")])
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        for request in ("how much?", "sure?", "really?"):
+            await solver.run(request, session_id="c1")
+    sent = [request.messages for request in model.requests]
+    assert [m.role for m in sent[2]] == ["user", "assistant", "tool", "assistant", "user"]
+    assert [m.text for m in sent[2] if m.role == "user"] == ["how much?", "sure?"]
+    assert (sent[2][:3], sent[3][:5]) == (sent[1], sent[2])
+    assert texts(model.requests[3])[-2:] == [("assistant", "again 42"), ("user", "really?")]
+    assert model.requests[2].instructions == model.requests[3].instructions
+
+
+async def test_numbers_keep_their_sources(build):
+    """A number of an earlier answer means the same source in every later turn; a new source gets a new number."""
+    replies = [
+        call("skills_load", names=["sales"]),
+        say("a [[S:1]]"),
+        call("skills_load", names=["brief"]),
+        say("b [[S:1,2]]"),
+    ]
+    async with build(replies) as system:
+        solver = ReactSolver(system)
+        first = await solver.run("x", session_id="c1")
+        second = await solver.run("y", session_id="c1")
+    assert [row["title"] for row in first.sources] == ["Sales guide"]
+    assert [(row["sid"], row["title"]) for row in second.sources] == [(1, "Sales guide"), (2, "Brief guide")]
+    assert second.cited == (1, 2)
+
+
+async def test_files_of_an_earlier_turn_can_be_read(build):
+    """The next turn is told the files of the one before, and `turn:<turn id>/<path>` reads them; no other turn's."""
+    seen = []
+
+    def read(request):
+        seen.append(request.messages[-2].text)
+        return call(
+            "react_read",
+            refs=[f"turn:{first.turn_id}/out.md", f"turn:{other.turn_id}/out.md", f"turn:{first.turn_id}/../x"],
+        )
+
+    model = ScriptedModel(
+        [
+            call("react_write", path="out.md", text="mine"),
+            say("ok"),
+            call("react_write", path="out.md", text="theirs"),
+            say("ok"),
+            read,
+            say("ok"),
+        ]
+    )
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        first = await solver.run("write", session_id="c1")
+        other = await solver.run("write", session_id="c2")
+        second = await solver.run("read", session_id="c1")
+    assert f"turn:{first.turn_id}/out.md" in seen[0]
+    result = second.steps[0].calls[0].result
+    assert ("mine" in result, "theirs" in result, "path_denied" in result) == (True, False, True)
+
+
+async def test_none_and_own_messages_leave_the_conversation(build):
+    """`none` sends the request alone, a list what it holds without foreign citations; neither is added to the conversation."""
+    model = ScriptedModel([say("one"), say("two"), say("three"), say("four")])
+    own = [Message("user", "before"), Message("assistant", "it was [[S:1]]")]
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        await solver.run("a", session_id="c1")
+        await solver.run("b", session_id="c1", history="none")
+        await solver.run("c", session_id="c1", history=own)
+        await solver.run("d", session_id="c1")
+    sent = [[text for _, text in texts(request)] for request in model.requests]
+    assert sent == [["a"], ["b"], ["before", "it was", "c"], ["a", "one", "d"]]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        "all",
+        ["text"],
+        [Message("tool", "x", call_id="c1")],
+        [Message("user", "x"), Message("assistant", calls=(ToolCall("c1", "t", "{}"),))],
+        [Message("assistant", calls=(ToolCall("c1", "t", "{}"),)), Message("user", "x")],
+    ],
+)
+async def test_a_history_that_no_provider_takes_is_refused(build, tmp_path, history):
+    """A word of no meaning, what is no message, an answer without its call and a call without answer: before a turn begins."""
+    async with build([]) as system:
+        with pytest.raises(BadRequest) as caught:
+            await ReactSolver(system).run("x", history=history)
+    assert caught.value.code == "history_invalid"
+    assert not (tmp_path / "turns").exists() or list((tmp_path / "turns").iterdir()) == []
+
+
+async def test_of_two_turns_at_once_one_is_added(build):
+    """Who ends second is `conversation_busy`, with its result; the conversation holds the winner's turn alone."""
+    async with build([say("one"), say("two")]) as system:
+        solver = ReactSolver(system)
+        answers = await asyncio.gather(*(solver.run(text, session_id="c1") for text in "ab"), return_exceptions=True)
+        conversation = await system.conversations.get("c1")
+    lost = next(answer for answer in answers if isinstance(answer, ConversationBusy))
+    won = next(answer for answer in answers if answer is not lost)
+    assert (lost.code, lost.result.status, lost.result.stop_reason) == (
+        "conversation_busy",
+        "failed",
+        "conversation_busy",
+    )
+    assert [turn.turn_id for turn in conversation.turns] == [won.turn_id]
+
+
+async def test_a_stream_that_comes_second_ends_failed(build):
+    """The last event of a stream says that the turn was not added."""
+    async with build([say("one"), say("two")]) as system:
+        solver = ReactSolver(system)
+        stream = solver.stream("a", session_id="c1")
+        await anext(stream)
+        await solver.run("b", session_id="c1")
+        last = [event async for event in stream][-1]
+    assert (last.type, last.result.status, last.result.stop_reason) == ("turn.finished", "failed", "conversation_busy")
+
+
+class Breaking(ScriptedModel):
+    """A model that fails, or never answers, once its replies are used up."""
+
+    def __init__(self, replies, *, hangs):
+        super().__init__(replies)
+        self.broken = asyncio.Event()
+        self._hangs = hangs
+
+    async def reply(self, request):
+        if self._left:
+            return await super().reply(request)
+        self.broken.set()
+        if self._hangs:
+            await asyncio.Event().wait()
+        raise ModelFailed("no")
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_a_turn_that_breaks_off_leaves_the_conversation(build, how):
+    """A provider that fails and a caller who leaves: what was said before stays, and nothing half-said is added."""
+    model = Breaking([say("one"), call("skills_load", names=["sales"])], hangs=how == "cancelled")
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        await solver.run("a", session_id="c1")
+        before = await system.conversations.get("c1")
+        task = asyncio.create_task(solver.run("b", session_id="c1"))
+        await model.broken.wait()
+        if how == "cancelled":
+            task.cancel()
+        with pytest.raises((ModelFailed, asyncio.CancelledError)):
+            await task
+        assert await system.conversations.get("c1") == before
+
+
+async def test_a_conversation_is_of_one_user_and_consumer(build):
+    """Nobody else goes on with it, and who it belongs to is not said."""
+    async with build([say("one"), say("two")]) as system:
+        await ReactSolver(system).run("a", session_id="c1", user="anna")
+        for user in (None, "otto", "Anna"):
+            with pytest.raises(BadRequest) as caught:
+                await ReactSolver(system).run("b", session_id="c1", user=user)
+            assert (caught.value.code, "anna" in caught.value.message) == ("conversation_foreign", False)
+        for user in ("", " ", "x" * 201, "a\0b"):
+            with pytest.raises(BadRequest):
+                await ReactSolver(system).run("b", user=user)
+        assert (await system.conversations.get("c1")).head.user == "anna"
+        await ReactSolver(system).run("b", session_id="c1", user="anna")
+
+
+class Gone(MemoryConversations):
+    """A store that breaks at the reading or at the writing."""
+
+    def __init__(self, reading: bool) -> None:
+        super().__init__()
+        self._reading = reading
+
+    async def get(self, conversation_id):
+        if self._reading:
+            raise ConnectionError
+        return await super().get(conversation_id)
+
+    async def add(self, conversation):
+        raise StoreUnavailable("no")
+
+
+@pytest.mark.parametrize("reading", [True, False])
+async def test_a_store_that_is_gone_is_told(build, reading):
+    """A conversation that cannot be read begins no turn; one that cannot be kept fails it, its result in the error."""
+    model = ScriptedModel([say("one")])
+    async with build(model=model) as system:
+        system.conversations = Gone(reading)
+        with pytest.raises(KdskillsError) as caught:
+            await ReactSolver(system).run("a", session_id="c1")
+    assert caught.value.code == "store_unavailable"
+    assert len(model.requests) == (0 if reading else 1)
+    assert reading or (caught.value.result.status, caught.value.result.text) == ("failed", "one")
+
+
+async def test_a_conversation_outlives_its_process(build, tmp_path):
+    """With a store in a database a new system goes on, secrets masked in what is kept."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    models = [ScriptedModel([say("one s3cret")]), ScriptedModel([say("two")])]
+    for number, model in enumerate(models):
+        store = SqlStore(url)
+        async with build(model=model, store=store, secrets=(SecretStr("s3cret"),)) as system:
+            await ReactSolver(system).run(f"{number} s3cret", session_id="c1")
+        await store.aclose()
+    assert texts(models[1].requests[0]) == [("user", "0 ***"), ("assistant", "one ***"), ("user", "1 s3cret")]
+    with sqlite3.connect(tmp_path / "s.db") as link:
+        assert "s3cret" not in "".join(str(row) for row in link.execute("SELECT turn FROM kd_conversation_turns"))
+
+
+async def test_the_generator_s_answer_is_what_is_remembered(build):
+    """Where a generator writes the answer, the next turn reads what the user read, not the draft."""
+    model = ScriptedModel([say("draft"), say("final words"), say("x"), say("y")])
+    async with build(model=model, answer_role="answer.generator.strong") as system:
+        solver = ReactSolver(system)
+        await solver.run("a", session_id="c1")
+        await solver.run("b", session_id="c1")
+    assert texts(model.requests[2])[:2] == [("user", "a"), ("assistant", "final words")]
