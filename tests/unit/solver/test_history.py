@@ -132,13 +132,28 @@ async def test_of_two_turns_at_once_one_is_added(build):
     assert [turn.turn_id for turn in conversation.turns] == [won.turn_id]
 
 
+class Slow(ScriptedModel):
+    """A model whose pieces come once somebody says so."""
+
+    def __init__(self, replies):
+        super().__init__(replies)
+        self.go = asyncio.Event()
+
+    async def stream(self, request):
+        await self.go.wait()
+        async for item in super().stream(request):
+            yield item
+
+
 async def test_a_stream_that_comes_second_ends_failed(build):
     """The last event of a stream says that the turn was not added."""
-    async with build([say("one"), say("two")]) as system:
+    model = Slow([say("one"), say("two")])
+    async with build(model=model) as system:
         solver = ReactSolver(system)
         stream = solver.stream("a", session_id="c1")
         await anext(stream)
         await solver.run("b", session_id="c1")
+        model.go.set()
         last = [event async for event in stream][-1]
     assert (last.type, last.result.status, last.result.stop_reason) == ("turn.finished", "failed", "conversation_busy")
 
@@ -211,7 +226,7 @@ class Gone(MemoryConversations):
 @pytest.mark.parametrize("reading", [True, False])
 async def test_a_store_that_is_gone_is_told(build, reading):
     """A conversation that cannot be read begins no turn; one that cannot be kept fails it, its result in the error."""
-    model = ScriptedModel([say("one")])
+    model = ScriptedModel([] if reading else [say("one")])
     async with build(model=model) as system:
         system.conversations = Gone(reading)
         with pytest.raises(KdskillsError) as caught:
