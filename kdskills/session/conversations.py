@@ -26,7 +26,10 @@ class ConversationBusy(CallerMustAct, code="conversation_busy"):
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
-    """One turn as later ones read it: its messages in order, secrets masked, and the paths of the files it left."""
+    """One turn as later ones read it: its messages in order, secrets masked, and the paths of the files it left.
+
+    Images that tools showed are not in it.
+    """
 
     turn_id: str
     ended_at: datetime
@@ -37,7 +40,9 @@ class ConversationTurn:
 
     def to_json(self) -> dict[str, Any]:
         """Return the turn as JSON."""
-        return {**asdict(self), "ended_at": self.ended_at.isoformat(), "files": list(self.files)}
+        rows = [{name: item for name, item in asdict(each).items() if name != "images"} for each in self.messages]
+        facts = {"ended_at": self.ended_at.isoformat(), "messages": rows, "files": list(self.files)}
+        return {**asdict(replace(self, messages=())), **facts}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ConversationTurn:

@@ -113,7 +113,7 @@ def _end(last: Message, answer: str) -> tuple[Message, ...]:
 
 def _masked(message: Message, redactor: Redactor) -> Message:
     calls = tuple(replace(call, arguments=redactor.arguments(call.arguments)) for call in message.calls)
-    return replace(message, calls=calls)
+    return replace(message, calls=calls, images=())  # bytes that nobody can look through for secrets
 
 
 def earlier_file(turn: Turn, path: str) -> tuple[Path, str] | None:

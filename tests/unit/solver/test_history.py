@@ -258,3 +258,18 @@ async def test_the_generator_s_answer_is_what_is_remembered(build):
         await solver.run("a", session_id="c1")
         await solver.run("b", session_id="c1")
     assert texts(model.requests[2])[:2] == [("user", "a"), ("assistant", "final words")]
+
+
+async def test_images_are_of_their_own_turn(build):
+    """A later turn reads that an image was shown, and is not sent it again."""
+    model = ScriptedModel([call("files_read", path="p.png"), say("one"), say("two")])
+    async with build(model=model, images=True) as system:
+        solver = ReactSolver(system)
+        await solver.run("a", session_id="c1", files=[("p.png", b"\x89PNG\r\n\x1a\n")])
+        await solver.run("b", session_id="c1")
+    assert [len(message.images) for request in model.requests[1:] for message in request.messages] == [
+        0,
+        0,
+        1,
+        *[0] * 5,
+    ]
