@@ -219,7 +219,7 @@ class Host(OperationCalls):
         """What a service does beside answering, and whether it can take work."""
         from kdskills.app.upkeep import Upkeep
 
-        return Upkeep(self.settings, self.storage, self.work, self.wiring, self.telemetry)
+        return Upkeep(self.settings, self.storage, self.work, self.wiring, self.telemetry, self.conversations)
 
     async def publication(
         self, identity: Identity, cached_entries: dict[tuple[str, str], PublishedEntry]

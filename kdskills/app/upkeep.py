@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kdskills.errors import KdskillsError, OperatorMustAct
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.app.logs import Telemetry
+    from kdskills.app.operations.conversation import Conversations
     from kdskills.app.settings import Settings
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.app.work import WorkService
@@ -115,6 +116,7 @@ class Upkeep:
     work: WorkService
     wiring: HostWiring
     telemetry: Telemetry
+    conversations: Conversations
 
     async def run(self) -> None:
         """Measure and collect until cancelled; what fails is logged and tried again."""
@@ -138,11 +140,14 @@ class Upkeep:
         return measurement.measured_at
 
     async def collect(self) -> None:
-        """Let go of versions whose work is over, then remove those nobody uses."""
+        """Let go of versions whose work is over, then remove those nobody uses, and forget conversations that are old."""
         released = await self.release()
         report = await self.storage.projects.collect(keep_days=self.settings.collect_keep_days)
         if released or report.versions:
             _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
+        if self.settings.conversations_keep_days and self.settings.session_store is not None:
+            store = await self.conversations.dialogues()
+            await store.purge(utc_now() - timedelta(days=self.settings.conversations_keep_days))
 
     async def release(self) -> int:
         """Let go of the versions held by tasks and jobs that are over or gone; return how many that were."""

@@ -28,15 +28,21 @@ class ConversationBusy(CallerMustAct, code="conversation_busy"):
 class ConversationTurn:
     """One turn as later ones read it: its messages in order, secrets masked, and the paths of the files it left.
 
-    Images that tools showed are not in it.
+    `request` is among the messages, which may say more before it. Images that tools showed are not in it.
     """
 
     turn_id: str
     ended_at: datetime
     status: str
+    request: str
     messages: tuple[Message, ...]
     usage: Usage = field(default_factory=Usage)
     files: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The last text that the model wrote, or `""`."""
+        return next((each.text for each in reversed(self.messages) if each.role == "assistant" and each.text), "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the turn as JSON."""

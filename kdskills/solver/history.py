@@ -92,7 +92,7 @@ async def add_to_conversation(turn: Turn, result: TurnResult, now: datetime) -> 
     redactor = turn.bus.redactor
     masked_messages = tuple(_masked(message, redactor) for message in messages)
     files = tuple(file.path for file in result.files)
-    record = ConversationTurn(turn.id, now, result.status, masked_messages, log.usage, files)
+    record = ConversationTurn(turn.id, now, result.status, turn.request, masked_messages, log.usage, files)
     record = ConversationTurn.from_json(redactor.value(record.to_json()))
     try:
         with store_errors():

@@ -40,7 +40,9 @@ def talk(conversation_id: str = "c", turns: int = 1, user: str | None = None, *,
             Message("assistant", f"See [[S:{number}]]."),
         )
         ended_at = START + timedelta(microseconds=number)
-        turn = ConversationTurn(f"turn-{number}", ended_at, "final", messages, Usage(7, number), ("a.md",))
+        turn = ConversationTurn(
+            f"turn-{number}", ended_at, "final", messages[0].text, messages, Usage(7, number), ("a.md",)
+        )
         conversation = conversation.following(turn, pool)
     return conversation
 

@@ -36,6 +36,7 @@ _ENVIRONMENT: Final = (
     *("unknown_skill", "environment_lock_invalid", "environment_off", "environment_no_space", "missing_extra"),
     *_FILES,
 )
+_CONVERSATION: Final = ("session_store_missing", "conversation_not_found", "store_unavailable")
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
@@ -58,6 +59,7 @@ _author = partial(
     scope="work:run",
     local=True,
 )
+_conversation = partial(Shipped, errors=_CONVERSATION, profile="operator", scope="admin", local=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
@@ -90,6 +92,18 @@ _ROWS: Final = (
         ("transcript_missing", "transcript_invalid"),
         reads=True,
         input_source="models:ShowTurnInput",
+    ),
+    _conversation("conversations.list", "List conversations.", "conversation:list_conversations", reads=True),
+    _conversation(
+        "conversations.get", "Show what was asked and answered.", "conversation:get_conversation", reads=True
+    ),
+    _conversation(
+        "conversations.export", "Give every message of a conversation.", "conversation:export_conversation", reads=True
+    ),
+    _conversation(
+        "conversations.delete",
+        "Forget a conversation, those of a user, or those nobody went on with.",
+        "conversation:delete_conversations",
     ),
     _operate("doctor", "Run the self-checks of every part.", "machine:doctor", reads=True, ui_allowed=True),
     _operate(

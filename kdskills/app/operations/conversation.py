@@ -1,21 +1,28 @@
-"""The four runtime tools as operations, each within a session of the caller over the skills of its project."""
+"""The four runtime tools as operations, each within a session of the caller over the skills of its project.
+
+Beside them what was said in sessions of solvers, of the store that the settings name: listed, read, exported, forgotten.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from kdskills.app.operations.models import Output
+from kdskills.app.operations.models import Input, Output, PageInput, PageOutput, decode_cursor, encode_cursor
 from kdskills.app.work import scope_of
-from kdskills.errors import ExecRefused, SessionError
+from kdskills.errors import BadRequest, ExecRefused, NotFound, SessionError
 from kdskills.session import SkillRuntime
+from kdskills.session.conversations import ConversationStore
+from kdskills.session.core import store_errors
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.store import MemoryStore
 from kdskills.session.tools import LoadInput, ReadInput, RunScriptInput, UnloadInput
+from kdskills.storage.database import utc_now
 
 if TYPE_CHECKING:
     from kdskills.app.identity import Identity
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from kdskills.app.wiring import HostWiring
     from kdskills.projects.views import ProjectSkills
     from kdskills.session import SessionStore
+    from kdskills.session.conversations import Conversation
     from kdskills.turn import SkillsSubsystem
 
 ANONYMOUS = "anonymous"
@@ -128,15 +136,28 @@ class Conversations:
         view = project_skills.subsystem.view(identity.consumer or ANONYMOUS, identity.held_tools)
         return runtime, key, TurnScope(view=view)
 
+    async def store(self) -> SessionStore:
+        """Return the store of sessions, opened once. Raises StoreUnavailable."""
+        if self._store is None:
+            url = self.settings.session_store
+            self._store = MemoryStore() if url is None else await asyncio.to_thread(self.open_store, url)
+        return self._store
+
+    async def dialogues(self) -> ConversationStore:
+        """Return what keeps what was said. Raises BadRequest, `session_store_missing`, when no setting names such a store."""
+        store = None if self.settings.session_store is None else await self.store()
+        conversations = getattr(store, "conversations", None)
+        if not isinstance(conversations, ConversationStore):
+            message = "conversations are in the memory of the program that has them: set `session_store` to keep them"
+            raise BadRequest(message, code="session_store_missing")
+        return conversations
+
     async def _runtime(self, subsystem: SkillsSubsystem) -> SkillRuntime:
         """Return a runtime over *subsystem*; without a working engine it has no scripts, and `run_script` asks again."""
         try:
             executor = await self.wiring.executor()
         except ExecRefused:
             executor = None
-        if self._store is None:
-            url = self.settings.session_store
-            self._store = MemoryStore() if url is None else await asyncio.to_thread(self.open_store, url)
         return SkillRuntime(
             subsystem=subsystem,
             executor=executor,
@@ -144,7 +165,7 @@ class Conversations:
             interpreters=self.wiring.interpreters,
             locations="logical",
             body_in="result",
-            store=self._store,
+            store=await self.store(),
             deny=self.wiring.deny,
             network=self.settings.network,
             packages=self.wiring.packages(subsystem),
@@ -178,3 +199,131 @@ async def run_script(conversations: Conversations, arguments: RunCall, context: 
     runtime, key, scope = await conversations.open(context.identity, arguments.session_id, scripts=True)
     result = await runtime.run_script(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=result.to_json())
+
+
+class ConversationRow(Output):
+    """A conversation; `number` counts its turns."""
+
+    conversation_id: str
+    consumer: str
+    user: str | None
+    number: int
+    created_at: datetime
+    touched_at: datetime
+
+
+class ConversationsOut(PageOutput):
+    """Conversations, by id."""
+
+    conversations: tuple[ConversationRow, ...]
+
+
+class ConversationListInput(PageInput):
+    """Which conversations."""
+
+    user: str | None = Field(None, max_length=200, description="Id of a user whose conversations are meant; none: all.")
+
+
+class ConversationInput(Input):
+    """Which conversation."""
+
+    id: SessionId
+
+
+class ConversationTurnOut(Output):
+    """A turn as its reader saw it; `calls` counts its tool calls."""
+
+    turn_id: str
+    ended_at: datetime
+    status: str
+    request: str
+    answer: str
+    calls: int
+    files: tuple[str, ...]
+    input_tokens: int
+    output_tokens: int
+
+
+class ConversationOut(ConversationRow):
+    """A conversation with its turns, and the sources that numbers in its answers mean."""
+
+    turns: tuple[ConversationTurnOut, ...]
+    sources: tuple[dict[str, Any], ...]
+
+
+class ConversationExport(Output):
+    """A whole conversation as JSON: every message, tool calls and their results among them."""
+
+    conversation: dict[str, Any]
+
+
+class ForgetConversations(Input):
+    """What to forget: exactly one of these."""
+
+    id: SessionId | None = None
+    user: str | None = Field(
+        None, min_length=1, max_length=200, description="Id of a user: all that was said with them."
+    )
+    idle_days: float | None = Field(None, ge=0, le=36_500, description="Days since the last turn ended.")
+
+
+class ForgottenConversations(Output):
+    """How many conversations were deleted."""
+
+    deleted: int
+
+
+async def list_conversations(conversations: Conversations, arguments: ConversationListInput) -> ConversationsOut:
+    """List conversations."""
+    store, after = await conversations.dialogues(), None
+    if arguments.cursor is not None:
+        (after,) = decode_cursor(arguments.cursor, str)
+    with store_errors():
+        heads = await store.page(user=arguments.user, after=after, limit=arguments.limit + 1)
+    page = heads[: arguments.limit]
+    following = encode_cursor(page[-1].conversation_id) if len(heads) > len(page) else None
+    return ConversationsOut(conversations=tuple(map(ConversationRow.of, page)), next_cursor=following)
+
+
+async def _conversation(conversations: Conversations, conversation_id: str) -> Conversation:
+    store = await conversations.dialogues()
+    with store_errors():
+        conversation = await store.get(conversation_id)
+    if conversation is None:
+        message = f"there is no conversation {conversation_id!r}"
+        raise NotFound(message, code="conversation_not_found", conversation_id=conversation_id)
+    return conversation
+
+
+async def get_conversation(conversations: Conversations, arguments: ConversationInput) -> ConversationOut:
+    """Show what was asked and answered."""
+    conversation = await _conversation(conversations, arguments.id)
+    turns = []
+    for turn in conversation.turns:
+        calls = sum(len(message.calls) for message in turn.messages)
+        tokens = {"input_tokens": turn.usage.input, "output_tokens": turn.usage.output}
+        turns.append(ConversationTurnOut.of(turn, calls=calls, **tokens))
+    sources = tuple(row.to_json() for row in conversation.pool)
+    return ConversationOut.of(conversation.head, turns=tuple(turns), sources=sources)
+
+
+async def export_conversation(conversations: Conversations, arguments: ConversationInput) -> ConversationExport:
+    """Give every message of a conversation."""
+    conversation = await _conversation(conversations, arguments.id)
+    return ConversationExport(conversation=conversation.to_json())
+
+
+async def delete_conversations(conversations: Conversations, arguments: ForgetConversations) -> ForgottenConversations:
+    """Forget one conversation, those of a user, or those nobody went on with."""
+    store, chosen = await conversations.dialogues(), arguments.model_dump(exclude_none=True)
+    if len(chosen) != 1:  # nothing at all must never mean everything
+        problem = "give exactly one of id, user and idle_days"
+        raise BadRequest(problem, errors=[{"path": "", "problem": problem}])
+    with store_errors():
+        if arguments.id is not None:
+            deleted = int(await store.delete(arguments.id))
+        elif arguments.user is not None:
+            deleted = await store.erase(arguments.user)
+        else:
+            deleted = await store.purge(utc_now() - timedelta(days=chosen["idle_days"]))
+    return ForgottenConversations(deleted=deleted)

@@ -15,7 +15,13 @@ from kdskills.app.operations.clients import (
     TokenOut,
     TokensOut,
 )
-from kdskills.app.operations.conversation import ToolAnswer
+from kdskills.app.operations.conversation import (
+    ConversationExport,
+    ConversationOut,
+    ConversationsOut,
+    ForgottenConversations,
+    ToolAnswer,
+)
 from kdskills.app.operations.environments import EnvironmentsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.projects import (
@@ -83,6 +89,22 @@ class OperationCalls:
     async def call(
         self, operation: Literal["turns.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> ShowTurnOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["conversations.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ConversationsOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["conversations.get"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ConversationOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["conversations.export"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ConversationExport: ...
+    @overload
+    async def call(
+        self, operation: Literal["conversations.delete"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ForgottenConversations: ...
     @overload
     async def call(
         self, operation: Literal["doctor"], *, emit: Emit | None = None, **arguments: Any
@@ -269,6 +291,14 @@ class OperationCalls:
     def run(self, operation: Literal["solver.run"], **arguments: Any) -> TurnsRunOutput: ...
     @overload
     def run(self, operation: Literal["turns.show"], **arguments: Any) -> ShowTurnOutput: ...
+    @overload
+    def run(self, operation: Literal["conversations.list"], **arguments: Any) -> ConversationsOut: ...
+    @overload
+    def run(self, operation: Literal["conversations.get"], **arguments: Any) -> ConversationOut: ...
+    @overload
+    def run(self, operation: Literal["conversations.export"], **arguments: Any) -> ConversationExport: ...
+    @overload
+    def run(self, operation: Literal["conversations.delete"], **arguments: Any) -> ForgottenConversations: ...
     @overload
     def run(self, operation: Literal["doctor"], **arguments: Any) -> DoctorOutput: ...
     @overload

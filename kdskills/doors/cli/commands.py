@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 skill_commands = typer.Typer()
 installation_commands = typer.Typer()
 turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
+conversation = typer.Typer(help="What was said in sessions of solvers.", no_args_is_help=True)
 codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
 env = typer.Typer(help="Packages that skills need: locked, downloaded and unpacked.", no_args_is_help=True)
@@ -374,6 +375,41 @@ def timeline(answer: Any, *, full: bool) -> None:
     from kdskills.doors.cli.turns import show
 
     show(answer, full=full)
+
+
+@Row(
+    conversation, "list", "conversations.list", words={"user": Word(short="-u"), "limit": Word(short="-n", ranged=True)}
+)
+def conversations(answer: Any) -> None:
+    """List conversations, by id."""
+    listing = table("id", "consumer", "user", "turns", "last turn")
+    for row in answer.conversations:
+        cells = (row.conversation_id, row.consumer, row.user or "", row.number, str(row.touched_at)[:16])
+        listing.add_row(*(line(str(cell)) for cell in cells))
+    console().print(listing)
+    if answer.next_cursor:
+        console().print(f"there are more: kdskills conversation list --cursor {line(answer.next_cursor)}")
+
+
+@Row(conversation, "show", "conversations.get", positional=("id",), words={"id": Word(metavar="ID")})
+def dialogue(answer: Any) -> None:
+    """Show what was asked and answered in a conversation."""
+    for turn in answer.turns:
+        typer.echo(f"[{str(turn.ended_at)[:16]}, {turn.status}]\n> {disarmed(turn.request)}\n{disarmed(turn.answer)}\n")
+
+
+@Row(conversation, "export", "conversations.export", positional=("id",), words={"id": Word(metavar="ID")})
+def export(answer: Any) -> None:
+    """Print every message of a conversation as JSON."""
+    import json
+
+    typer.echo(json.dumps(answer.conversation, indent=2))
+
+
+@Row(conversation, "delete", "conversations.delete", words={"idle_days": Word("--idle-days")})
+def forgotten(answer: Any) -> None:
+    """Forget a conversation, those of a user, or those nobody went on with for so many days; it cannot be undone."""
+    console().print(f"{counted(answer.deleted, 'conversation')} forgotten")
 
 
 MEANINGS: Final = MappingProxyType(

@@ -36,6 +36,7 @@ LISTS: Final = (commands.skill_commands, own_commands, commands.installation_com
 GROUPS: Final = {
     "jobs": jobs.app,
     "turn": commands.turn,
+    "conversation": commands.conversation,
     "codex": commands.codex,
     "image": commands.image,
     "env": commands.env,

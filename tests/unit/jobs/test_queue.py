@@ -259,7 +259,7 @@ def test_work_without_a_worker_is_stranded(line):
 
 async def test_a_service_tells_of_work_without_a_worker(client, make, work):
     """`no_worker` is told once work waits and the worker was killed, also when nobody was left to bury it."""
-    upkeep = Upkeep(None, SimpleNamespace(present=True), SimpleNamespace(client=client), None, None)
+    upkeep = Upkeep(None, SimpleNamespace(present=True), SimpleNamespace(client=client), None, None, None)
     await upkeep.require_worker()
     await client.submit(make.task())
     work.roster.enter("killed", 0)
