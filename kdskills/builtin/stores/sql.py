@@ -262,7 +262,7 @@ class SqlConversations:
             sa.Column("number", sa.Integer, nullable=False),
             sa.Column("created_at", sa.BigInteger, nullable=False),
             sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
-            sa.Column("pool", sa.Text, nullable=False),
+            sa.Column("state", sa.Text, nullable=False),
         )
         self._turns = sa.Table(
             "kd_conversation_turns",
@@ -289,10 +289,11 @@ class SqlConversations:
         if row is None:
             return None
         try:
-            pool = SourcesPool.from_json(json.loads(row["pool"]))
-            return Conversation(
-                head_of(row), pool, tuple(ConversationTurn.from_json(json.loads(text)) for text in texts)
-            )
+            pool = SourcesPool.from_json(json.loads(row["state"])["pool"])
+            turns_of_row = tuple(ConversationTurn.from_json(json.loads(text)) for text in texts)
+            if len(turns_of_row) != row["number"]:
+                raise ValueError("a turn is missing")
+            return Conversation(head_of(row), pool, turns_of_row)
         except (BadRequest, ValueError, KeyError, TypeError) as error:
             raise StoreUnavailable(f"a conversation in {STORE_NAME} cannot be read: {type(error).__name__}") from error
 
@@ -303,7 +304,7 @@ class SqlConversations:
         values = {
             "number": head.number,
             "touched_at": micros(head.touched_at),
-            "pool": _json_text(conversation.pool.to_json()),
+            "state": _json_text({"pool": conversation.pool.to_json()}),
         }
         identity = {"conversation_id": head.conversation_id}
         origin = {"consumer": head.consumer, "user_id": head.user, "created_at": micros(head.created_at)}

@@ -80,7 +80,12 @@ async def test_two_processes_have_one_winner(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["UPDATE kd_conversations SET pool = '{}'", "UPDATE kd_conversation_turns SET turn = '[]'"]
+    "damage",
+    [
+        "UPDATE kd_conversations SET state = '{}'",
+        "UPDATE kd_conversation_turns SET turn = '[]'",
+        "DELETE FROM kd_conversation_turns WHERE number = 1",
+    ],
 )
 async def test_a_damaged_row_is_the_operators(damage: str, tmp_path: Path) -> None:
     """Rows that somebody else changed are `store_unavailable`, never half a conversation."""
