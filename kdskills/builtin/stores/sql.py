@@ -290,12 +290,12 @@ class SqlConversations:
             return None
         try:
             pool = SourcesPool.from_json(json.loads(row["state"])["pool"])
-            turns_of_row = tuple(ConversationTurn.from_json(json.loads(text)) for text in texts)
-            if len(turns_of_row) != row["number"]:
-                raise ValueError("a turn is missing")
-            return Conversation(head_of(row), pool, turns_of_row)
+            conversation = Conversation(head_of(row), pool, tuple(map(_turn_of, texts)))
         except (BadRequest, ValueError, KeyError, TypeError) as error:
             raise StoreUnavailable(f"a conversation in {STORE_NAME} cannot be read: {type(error).__name__}") from error
+        if len(texts) != conversation.head.number:
+            raise StoreUnavailable(f"a conversation in {STORE_NAME} cannot be read: a turn is missing")
+        return conversation
 
     async def add(self, conversation: Conversation) -> None:
         """Keep the last turn and the pool, in one transaction; raises ConversationBusy unless the turns before it are kept."""
@@ -358,6 +358,10 @@ class SqlConversations:
             return len(ids)
 
         return await self._database.write(change)
+
+
+def _turn_of(text: str) -> ConversationTurn:
+    return ConversationTurn.from_json(json.loads(text))
 
 
 def head_of(row: Mapping[Any, Any]) -> ConversationHead:
