@@ -46,7 +46,9 @@ class ConversationTurn:
 
     def to_json(self) -> dict[str, Any]:
         """Return the turn as JSON."""
-        rows = [{name: item for name, item in asdict(each).items() if name != "images"} for each in self.messages]
+        rows = [{**asdict(each), "calls": [*map(asdict, each.calls)]} for each in self.messages]
+        for row in rows:
+            del row["images"]
         facts = {"ended_at": self.ended_at.isoformat(), "messages": rows, "files": list(self.files)}
         return {**asdict(replace(self, messages=())), **facts}
 

@@ -227,7 +227,7 @@ class ConversationListInput(PageInput):
 class ConversationInput(Input):
     """Which conversation."""
 
-    id: SessionId
+    id: SessionId = Field(description="Id of the session it was said in.")
 
 
 class ConversationTurnOut(Output):
@@ -260,7 +260,7 @@ class ConversationExport(Output):
 class ForgetConversations(Input):
     """What to forget: exactly one of these."""
 
-    id: SessionId | None = None
+    id: SessionId | None = Field(None, description="Id of one conversation.")
     user: str | None = Field(
         None, min_length=1, max_length=200, description="Id of a user: all that was said with them."
     )
