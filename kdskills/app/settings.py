@@ -26,7 +26,7 @@ from pydantic_settings import (
 from kdskills.app.identity import Scope
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
-from kdskills.execution.egress import host_rule
+from kdskills.execution.egress import checked_secret, host_rule, secret_header, secret_origin
 from kdskills.execution.protocol import E2bOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 
@@ -34,7 +34,15 @@ SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
 #: Fields that widen what programs may do: a variable or a bundle must never set them.
 FILE_ONLY = frozenset(
-    {"allow_unisolated", "best_effort_limits", "sandbox_uid", "e2b_api_url", "e2b_sandbox_url", "network"}
+    {
+        "allow_unisolated",
+        "best_effort_limits",
+        "sandbox_uid",
+        "e2b_api_url",
+        "e2b_sandbox_url",
+        "network",
+        "network_secrets",
+    }
 )
 
 
@@ -81,7 +89,15 @@ def _checked_rule(text: str) -> str:
     return text
 
 
+def _checked_origin(text: str) -> str:
+    secret_origin(text)
+    return text
+
+
 HostRuleText = Annotated[str, AfterValidator(_checked_rule)]
+OriginText = Annotated[str, AfterValidator(_checked_origin)]
+HeaderName = Annotated[str, AfterValidator(secret_header)]
+HeaderSecret = Annotated[SecretStr, AfterValidator(checked_secret)]
 
 
 class BusSettings(BaseModel):
@@ -158,6 +174,11 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Hosts that programs of a skill may reach, by its namespace or full id, such as "
         '`{"public.fetch" = ["pypi.org", "*.example.net:443"]}`; settings files only.',
+    )
+    network_secrets: dict[str, dict[OriginText, dict[HeaderName, HeaderSecret]]] = Field(
+        default_factory=dict,
+        description="Headers that are put into requests of a skill's programs outside the sandbox, by its namespace or full id and "
+        'by host, such as `{"public.fetch" = {"api.example.net" = {Authorization = "Bearer …"}}}`; settings files only.',
     )
     network_connections: int = Field(
         default=16, ge=1, le=256, description="Connections to granted hosts that a program has at one time."
@@ -281,6 +302,7 @@ class Settings(BaseSettings):
             image_packages=self.image_packages,
             pool=self.pool,
             egress=EgressBounds(self.network_connections, self.network_bytes, self.network_seconds),
+            network_secrets=self.network_secrets,
             e2b=E2bOptions(**{field.name: getattr(self, f"e2b_{field.name}") for field in fields(E2bOptions)}),
         )
 

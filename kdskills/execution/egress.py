@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, Literal
 
+from pydantic import SecretStr
+
 from kdskills.errors import ExecRefused
+from kdskills.execution.protocol import SecretHeaders
 
 DEFAULT_PORTS: Final = frozenset({80, 443})
 PROXY_PORT: Final = 3128
@@ -27,6 +30,13 @@ PROXY_ENV: Final = {
     "SSL_CERT_FILE": f"/{TRUST_FILE}",
 }
 """Variables of a program that may reach some hosts; the proxy is the only way there."""
+TRUST_DIR: Final = "/run/trust"
+"""Where a program whose requests get secrets finds the certificates to trust."""
+TRUST_NAME: Final = "certificates.pem"
+TRUST_ENV: Final = dict.fromkeys(
+    ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),
+    f"{TRUST_DIR}/{TRUST_NAME}",
+)
 MAX_HEAD: Final = 16 * 1024
 MAX_RULES: Final = 256
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
@@ -175,6 +185,90 @@ def asked_network(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(re.split(r"[\s,]+", str(wish).strip())) if wish else ()
 
 
+LEAST_SECRET: Final = 8
+"""Characters a secret needs: what is shorter would be masked where it only looks like it."""
+_SECRET_NAME: Final = re.compile(r"[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*")
+_SECRET_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretOrigin:
+    """Where a secret may go: one host at one port, with TLS or, when the operator says so, without."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+def secret_origin(text: str) -> SecretOrigin:
+    """Return the origin that `host`, `host:port`, `https://…` or `http://…` names; only the last is without TLS.
+
+    Raises ValueError with what is wrong.
+    """
+    tls = not text.startswith("http://")
+    try:
+        host, port = split_authority(text.removeprefix("http://").removeprefix("https://"))
+    except ValueError as error:
+        raise ValueError(
+            f"{text[:80]!r} is no host such as 'api.example.net' or 'http://10.1.example': {error}"
+        ) from None
+    return SecretOrigin(host, port or (443 if tls else 80), tls)
+
+
+def secret_header(text: str) -> str:
+    """Return the one spelling of a header's name. Raises ValueError for one that is none, or that a request hangs on."""
+    if not _SECRET_NAME.fullmatch(text) or text.lower() in LINK_HEADERS:
+        raise ValueError(f"{text[:80]!r} is no header that can be put in")
+    return "-".join(map(str.capitalize, text.split("-")))
+
+
+def checked_secret(secret: SecretStr) -> SecretStr:
+    """Return a secret that can be a header's value. Raises ValueError, which does not repeat it."""
+    value = secret.get_secret_value()
+    if len(value) < LEAST_SECRET or not _SECRET_VALUE.fullmatch(value):
+        raise ValueError(f"a secret has {LEAST_SECRET} or more characters of ASCII, without spaces around it")
+    return secret
+
+
+HostHeaders = Mapping[SecretOrigin, Mapping[str, str]]
+"""Headers that are put into requests to each origin; the values are in clear."""
+
+
+def host_secrets(table: SecretHeaders, skills: Iterable[str]) -> HostHeaders:
+    """Return the headers of each origin for programs of *skills*, by full id; what is for a skill beats its namespace's.
+
+    Raises ExecRefused when two skills need different values, and for a *table* that is not well-formed.
+    """
+    result: dict[SecretOrigin, dict[str, str]] = {}
+    for skill in sorted(set(skills)):
+        own: dict[SecretOrigin, dict[str, str]] = {}
+        try:
+            for key in (skill.rpartition(".")[0], skill):
+                for origin, headers in table.get(key, {}).items():
+                    values = {secret_header(name): checked_secret(value) for name, value in headers.items()}
+                    own.setdefault(secret_origin(origin), {}).update(
+                        (name, value.get_secret_value()) for name, value in values.items()
+                    )
+        except ValueError as error:
+            raise ExecRefused(f"network_secrets cannot be used: {error}", code="bad_request") from None
+        for place, values_of in own.items():
+            known = result.setdefault(place, {})
+            clash = sorted(name for name, value in values_of.items() if known.get(name, value) != value)
+            if clash:
+                words = f"skills that run together have different secrets for {place.host}, header {clash[0]}"
+                raise ExecRefused(f"{words}: run them one at a time", code="bad_request")
+            known |= values_of
+    return result
+
+
+def describe_secrets(table: SecretHeaders, skill: str) -> list[str]:
+    """Return one line for each origin with secrets for a skill, by full id: names of headers, never a value."""
+    return [
+        f"{'' if origin.tls else 'http://'}{authority(origin.host, origin.port, 443 if origin.tls else 80)}: {', '.join(sorted(headers))}"
+        for origin, headers in sorted(host_secrets(table, [skill]).items(), key=str)
+    ]
+
+
 class BadHead(ValueError):
     """A request that is not plainly well-formed; the message says why."""
 
@@ -199,7 +293,8 @@ class RequestHead:
     def forwarded(self, further: Mapping[str, str]) -> bytes:
         """Return the head for the server itself, for one request; *further* headers take the place of those of their names."""
         names = {name.lower() for name in further}
-        headers = [(name, value) for name, value in self.headers if name.lower() not in names]
+        # Some servers take X_Name for X-Name.
+        headers = [(name, value) for name, value in self.headers if name.lower().replace("_", "-") not in names]
         if self.size is None:
             headers.append(("Transfer-Encoding", "chunked"))
         lines = [
@@ -217,6 +312,8 @@ _OWN_LINK: Final = frozenset(
 )
 """Headers that are about the link to us, and are not passed on."""
 _FRAMING: Final = frozenset({"host", "content-length", "transfer-encoding"})
+LINK_HEADERS: Final = _OWN_LINK | _FRAMING | {"proxy-authenticate", "accept-encoding"}
+"""Headers that no operator may put in: requests hang on them."""
 _SIZE: Final = re.compile(r"[0-9]{1,15}")
 
 

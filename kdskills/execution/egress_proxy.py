@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import ssl
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from os import close as close_fd
@@ -33,6 +34,7 @@ from kdskills.execution.egress import (
     authority,
     parse_head,
 )
+from kdskills.execution.egress_secrets import RunSecrets, SecretMask, TlsEnd
 from kdskills.execution.request import EgressBounds, NetworkConnection
 
 _LOG = logging.getLogger("kdskills.execution.egress")
@@ -46,6 +48,7 @@ CLOSE_S: Final = 1.0
 MAX_ROWS: Final = 256
 """Connections of a run that its result lists; all are in the log."""
 _CHUNK: Final = 64 * 1024
+_ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _NOWAIT: Final = socket.MSG_DONTWAIT
 _SEND: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _STATUS: Final = {
@@ -56,6 +59,8 @@ _STATUS: Final = {
     "name_unknown": "502 Bad Gateway",
     "unreachable": "502 Bad Gateway",
     "bad_answer": "502 Bad Gateway",
+    "server_untrusted": "502 Bad Gateway",
+    "tls_failed": "502 Bad Gateway",
     "too_many": "503 Service Unavailable",
     "too_slow": "504 Gateway Timeout",
 }
@@ -119,6 +124,7 @@ class EgressConnection:
         self._row = NetworkConnection("", 0, "ok")
         self._sent = self._received = 0
         self._answered = False
+        self._inner: TlsEnd | None = None  # with the program, in whose requests we put secrets
 
     def serve(self) -> NetworkConnection:
         """Serve it to its end and return what came of it."""
@@ -128,8 +134,12 @@ class EgressConnection:
             end = data.index(b"\r\n\r\n") + 4
             head = parse_head(data[:end])
             self._row = replace(self._row, host=head.host, port=head.port)
+            secrets = self._proxy.secrets.headers(head.host, head.port, tls=head.method == "CONNECT")
             with self._connect(head.host, head.port) as upstream:
-                self._relay(upstream, head, data[end:])
+                if secrets and head.method == "CONNECT":
+                    self._relay_opened(upstream, head, data[end:], secrets)
+                else:
+                    self._relay(upstream, head, data[end:], secrets)
         except BadHead as error:
             outcome, words = "bad_request", str(error)
         except BadAnswer as error:
@@ -145,14 +155,14 @@ class EgressConnection:
 
     def _read_head(self) -> bytes:
         """Read until the head's empty line. Raises BadHead, EgressRefused, OSError."""
-        data, end = b"", min(self._end, time.monotonic() + HEAD_S)
+        data, end = b"" if self._inner is None else self._inner.open(b""), min(self._end, time.monotonic() + HEAD_S)
         while b"\r\n\r\n" not in data:
             self._await([(self._client, select.POLLIN)], end)
             with suppress(BlockingIOError):
                 piece = self._client.recv(_CHUNK, _NOWAIT)
                 if not piece:
                     raise BadHead("the request ended within its head")
-                data += piece
+                data += piece if self._inner is None else self._inner.open(piece)
             lines = data.partition(b"\r\n\r\n")[0]
             if lines.count(b"\n") != lines.count(b"\r\n") or len(lines) > MAX_HEAD:
                 raise BadHead("the head is too long, or its lines do not end in CR and LF")
@@ -196,24 +206,97 @@ class EgressConnection:
             stack.pop_all()
             return upstream
 
-    def _relay(self, upstream: socket.socket, head: RequestHead, data: bytes) -> None:
-        """Pass on one request and its answer, or all bytes of a tunnel. Raises as `_Flow.read`."""
-        tunnel = head.method == "CONNECT"
+    def _relay_opened(
+        self, upstream: socket.socket, tunnel: RequestHead, data: bytes, secrets: Mapping[str, str]
+    ) -> None:
+        """Be the server to the program, read one request within the *tunnel*, and pass it on with *secrets*.
+
+        Raises as `_Flow.read`.
+        """
+        self._answered = True  # what we have to say now goes into the tunnel, once it stands
+        end = min(self._end, time.monotonic() + HEAD_S)
+        inner = TlsEnd(self._proxy.secrets.context_as(tunnel.host))
+        self._send(self._client, _ESTABLISHED, end)
+        self._shake(inner, self._client, data, end)
+        self._inner, self._answered = inner, False
+        data = self._read_head()
+        size = data.index(b"\r\n\r\n") + 4
+        head = parse_head(data[:size], (tunnel.host, tunnel.port))
+        outer = TlsEnd(self._proxy.secrets.context_to, tunnel.host)
+        self._shake(outer, upstream, None, min(self._end, time.monotonic() + CONNECT_S))
+        self._relay(upstream, head, data[size:], secrets, outer)
+
+    def _shake(self, tls: TlsEnd, link: socket.socket, data: bytes | None, end: float) -> None:
+        """Agree with the other end of *link*, whose first bytes are *data*, None when we begin. Raises EgressRefused, OSError."""
+        done = False
+        while not done:
+            try:
+                done = (data is None or bool(data)) and tls.shake(data or b"")
+            except ssl.SSLError as error:
+                with suppress(OSError):
+                    link.send(tls.outgoing(), _SEND)
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    raise EgressRefused(
+                        "server_untrusted", f"the server is not trusted: {error.verify_message}"
+                    ) from None
+                raise EgressRefused("tls_failed", "there is no TLS with the other end") from None
+            self._send(link, tls.outgoing(), end)
+            data = b""
+            if not done:
+                self._await([(link, select.POLLIN)], end)
+                with suppress(BlockingIOError):
+                    data = link.recv(_CHUNK, _NOWAIT)
+                    self._proxy.take_bytes(len(data))
+                    if not data:
+                        raise EgressRefused("tls_failed", "the other end broke off TLS")
+
+    def _send(self, link: socket.socket, data: bytes, end: float) -> None:
+        """Send all of *data*. Raises EgressRefused, OSError."""
+        self._proxy.take_bytes(len(data))
+        while data:
+            self._await([(link, select.POLLOUT)], end)
+            with suppress(BlockingIOError):
+                data = data[link.send(data, _SEND) :]
+
+    def _relay(
+        self,
+        upstream: socket.socket,
+        head: RequestHead,
+        data: bytes,
+        secrets: Mapping[str, str],
+        outer: TlsEnd | None = None,
+    ) -> None:
+        """Pass on one request with *secrets* and its answer, or all bytes of a tunnel; *outer* is TLS with the server.
+
+        Raises as `_Flow.read`.
+        """
+        tunnel, inner, mask = head.method == "CONNECT", self._inner, SecretMask(secrets.values())
         body, answer = RequestBody(head.size), ResponseHead()
+        # An answer that was packed would hide what it repeats from the mask.
+        further = {**secrets, "Accept-Encoding": "identity"} if secrets else {}
 
-        def answered(data: bytes) -> bytes:
-            passed_on = answer.feed(data)
-            self._answered = self._answered or bool(passed_on)  # until then a refusal still reaches the program
-            return passed_on
+        def sent(text: bytes) -> bytes:
+            return text if outer is None else outer.seal(text)
 
-        there = _Flow(self._client, upstream, _same if tunnel else body.feed, self._count_sent)
-        back = _Flow(upstream, self._client, _same if tunnel else answered, self._count_received)
-        there.buffer = (b"" if tunnel else head.forwarded({})) + there.transform(data)
+        def passed_on(data: bytes) -> bytes:
+            return sent(body.feed(data if inner is None else inner.open(data)))
+
+        def passed_back(data: bytes) -> bytes:
+            text = mask.feed(answer.feed(data if outer is None else outer.open(data)), last=not data)
+            self._answered = self._answered or bool(text)  # until then a refusal still reaches the program
+            return text if inner is None else inner.seal(text, last=not data and outer is not None and outer.closed)
+
+        there = _Flow(self._client, upstream, _same if tunnel else passed_on, self._count_sent)
+        back = _Flow(upstream, self._client, _same if tunnel else passed_back, self._count_received)
+        there.buffer = data if tunnel else sent(head.forwarded(further) + body.feed(data))
+        if secrets:
+            self._row = replace(self._row, secret_headers=tuple(sorted(secrets)))
         if tunnel:
             self._answered = True
-            back.buffer = b"HTTP/1.1 200 Connection established\r\n\r\n"
+            back.buffer = _ESTABLISHED
         elif head.waits and not body.complete:
-            back.buffer = b"HTTP/1.1 100 Continue\r\n\r\n"
+            words = b"HTTP/1.1 100 Continue\r\n\r\n"
+            back.buffer = words if inner is None else inner.seal(words)
         self._count_sent(len(there.buffer))
         # A program that has sent its request may already have closed its half; the server learns nothing of that.
         there.finished = not tunnel
@@ -271,7 +354,8 @@ class EgressConnection:
         text = f"kdskills: {words}\n".encode()
         head = f"HTTP/1.1 {_STATUS[outcome]}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
         with suppress(OSError, EgressRefused):
-            self._client.send(head.encode() + text, _SEND)
+            answer = head.encode() + text
+            self._client.send(answer if self._inner is None else self._inner.seal(answer, last=True), _SEND)
             self._client.shutdown(socket.SHUT_WR)
             end = time.monotonic() + 0.5  # bytes nobody read would make the kernel throw the answer away
             while self._await([(self._client, select.POLLIN)], end) and self._client.recv(_CHUNK, _NOWAIT):
@@ -295,8 +379,14 @@ class EgressProxy:
     """Serves the connections that come through *channel*, our end of the socket, until `close`."""
 
     def __init__(
-        self, channel: socket.socket, rules: Sequence[HostRule], bounds: EgressBounds, resolver: Resolver = resolve
+        self,
+        channel: socket.socket,
+        rules: Sequence[HostRule],
+        bounds: EgressBounds,
+        resolver: Resolver = resolve,
+        secrets: RunSecrets | None = None,
     ) -> None:
+        self.secrets = RunSecrets({}) if secrets is None else secrets
         self.rules, self.bounds, self.resolver = tuple(rules), bounds, resolver
         self.over, self._over_write = socket.socketpair()
         self._channel = channel

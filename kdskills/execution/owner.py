@@ -10,10 +10,13 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
+import stat
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -240,6 +243,40 @@ def leaf_is_leftover(name: str) -> bool:
     return process_start(int(owner["pid"])) != owner["start"]
 
 
+_NETWORK: Final = "kdskills-network-"
+
+
+def network_folder(stack: ExitStack) -> Path:
+    """Return a new folder for what a program needs for its network, readable to it; *stack* removes it.
+
+    The folder around it is closed to others, and named after this process, so that `reap_network_folders` can judge it.
+    """
+    outer = Path(tempfile.gettempdir(), f"{_NETWORK}{leaf_name()}")
+    outer.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, outer, ignore_errors=True)
+    inner = outer / "open"
+    inner.mkdir()
+    inner.chmod(0o755)
+    return inner
+
+
+def reap_network_folders() -> list[str]:
+    """Remove such folders of dead owners of our uid, and return one line for each."""
+    folders = [path for path in Path(tempfile.gettempdir()).glob(f"{_NETWORK}*") if _is_own_leftover(path)]
+    for path in folders:
+        shutil.rmtree(path, ignore_errors=True)
+    return [f"folder {path}" for path in folders if not path.exists()]
+
+
+def _is_own_leftover(path: Path) -> bool:
+    try:
+        info = path.lstat()
+    except OSError:  # removed meanwhile
+        return False
+    own = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+    return own and leaf_is_leftover(path.name.removeprefix(_NETWORK))
+
+
 ASIDE_S = 3600
 """Seconds after which a half-written record counts as left by a process that died."""
 
@@ -299,4 +336,5 @@ def reap(records: RunRecords, parent: Cgroup | None) -> ReapReport:
             continue
         path.unlink(missing_ok=True)
         ended.append(f"run {run}" + (f": launcher {launcher}" if alive else ": its record"))
+    ended += reap_network_folders()
     return ReapReport(tuple(ended), tuple(failed))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -111,6 +111,10 @@ class E2bOptions:
     hard_ttl_s: float = 3600.0  # no sandbox is used for longer than this after it was made
 
 
+SecretHeaders = Mapping[str, Mapping[str, Mapping[str, SecretStr]]]
+"""Values by header, by origin, by namespace or full id of the skills whose programs they are for."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
     """The operator's settings for engines.
@@ -124,6 +128,7 @@ class ExecutionOptions:
         state_dir: Folder of run records; None for the default.
         pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
         egress: Bounds of what a run that is granted hosts may do over the network.
+        network_secrets: What the proxy puts into requests to granted hosts.
         e2b: The remote engine's own settings.
     """
 
@@ -135,6 +140,7 @@ class ExecutionOptions:
     state_dir: Path | None = None
     pool: int = 0
     egress: EgressBounds = field(default_factory=EgressBounds)
+    network_secrets: SecretHeaders = field(default_factory=dict)
     e2b: E2bOptions = E2bOptions()
 
     def __post_init__(self) -> None:

@@ -145,11 +145,13 @@ class NetworkConnection:
         host: Name or address the program named; empty when it named none that is one.
         port: Port the program named; 0 likewise.
         outcome: `ok`, or why it was refused or ended: `bad_request`, `not_granted`, `address_refused`, `name_unknown`,
-            `unreachable`, `too_many`, `too_slow`, `bytes_exceeded`, `bad_answer`, `broken`, `run_over`.
+            `unreachable`, `too_many`, `too_slow`, `bytes_exceeded`, `bad_answer`, `server_untrusted`, `tls_failed`, `broken`,
+            `run_over`.
         address: Address it was made to, which was checked; empty when none was.
         sent: Bytes of the program.
         received: Bytes of the server.
         duration_s: Seconds it lasted.
+        secret_headers: Names of the headers that were put in.
     """
 
     host: str
@@ -159,6 +161,7 @@ class NetworkConnection:
     sent: int = 0
     received: int = 0
     duration_s: float = 0.0
+    secret_headers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +182,7 @@ class ExecRequest:
         outputs: Globs relative to the workdir, collected once the program is dead.
         workdir: Directory the program starts in, relative to `/work`, or absolute below `/skills`.
         network: `"none"`, or rules of the hosts it may reach, such as `pypi.org` or `*.example.net:443`.
+        network_skills: Full ids of the skills it runs for, whose secrets the proxy puts into its requests.
         profile: Named set-up; `"unsafe-local"` is what the bare engine asks for.
         request_id: For logs and labels; made when empty.
         logs: Where output also goes, for runs that are followed while they last.
@@ -200,6 +204,7 @@ class ExecRequest:
     workdir: str = "."
     limits: Limits = Limits()
     network: Literal["none"] | tuple[str, ...] = "none"
+    network_skills: tuple[str, ...] = ()
     profile: str | None = None
     request_id: str = ""
     owner: Owner = Owner()

@@ -24,9 +24,11 @@ from typing import ClassVar, Final, TypeVar
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
 from kdskills.execution.check import RunPlan, check_request, require_limits
-from kdskills.execution.dirs import cache_dir, state_dir
-from kdskills.execution.egress import host_rules
+from kdskills.execution.dirs import PASSABLE, cache_dir, state_dir
+from kdskills.execution.egress import TRUST_DIR, TRUST_ENV, TRUST_NAME, HostHeaders, host_rules, host_secrets
 from kdskills.execution.egress_proxy import EgressProxy
+from kdskills.execution.egress_secrets import RunSecrets
+from kdskills.execution.owner import network_folder
 from kdskills.execution.payload import ENVIRONMENTS_DIR, MAX_REPORT, SKILLS_DIR, apply_report
 from kdskills.execution.processes import Pipes, require_endings
 from kdskills.execution.protocol import ExecutionOptions, Executor, ProbeCheck, ProbeReport, ReapReport
@@ -124,6 +126,7 @@ class ExecutionRun(ABC):
         self.enforced: frozenset[str] = frozenset()
         self.bounds: dict[str, int] = {}
         self.egress: EgressProxy | None = None
+        self.secrets: RunSecrets | None = None
         self.stack = ExitStack()
         self.lock = threading.Lock()
         self.cancelled = threading.Event()
@@ -186,8 +189,25 @@ class ExecutionRun(ABC):
     def forward(self, channel: socket.socket) -> None:
         """Serve the connections that come through *channel* from inside, by the rules of the request, until the run ends."""
         rules = host_rules(() if self.request.network == "none" else self.request.network)
-        self.egress = EgressProxy(channel, rules, self.engine.options.egress)
+        self.egress = EgressProxy(channel, rules, self.engine.options.egress, secrets=self.secrets)
         self.stack.callback(self.egress.close)
+
+    def prepare_secrets(self) -> dict[str, Path]:
+        """Make ready what the proxy puts into requests, and return what programs need to see for that, by path inside.
+
+        Raises ExecRefused.
+        """
+        headers = self.engine.secrets_of(self.request)
+        if not headers:
+            return {}
+        self.secrets = RunSecrets(headers)
+        if not self.secrets.hosts:
+            return {}
+        folder = network_folder(self.stack)
+        folder.parent.chmod(PASSABLE)  # the sandbox's uid looks it up there; certificates are nobody's secret
+        (folder / TRUST_NAME).write_bytes(self.secrets.trust())
+        (folder / TRUST_NAME).chmod(0o644)
+        return {TRUST_DIR: folder}
 
     def tell_started(self) -> None:
         """Let `start` return."""
@@ -427,6 +447,7 @@ class ExecutionEngine(ABC):
         require_consent(self, request, allow_unisolated=self.options.allow_unisolated)
         if self.children:
             require_endings(self.name)
+        own = request.env
         if request.network != "none":
             request = replace(request, env={**self.network_env, **request.env})
         plan = check_request(request)
@@ -439,11 +460,23 @@ class ExecutionEngine(ABC):
         if request.terminal is not None and not self.terminals:
             words = f"{self.name} cannot give a program a terminal; use bubblewrap"
             raise ExecRefused(words, code="terminal_not_supported", engine=self.name)
+        if any(origin.tls for origin in self.secrets_of(request)):  # variables that only an engine may set
+            plan = replace(plan, request=replace(request, env={**request.env, **TRUST_ENV, **own}))
         for name, least in self.least.items():
             if getattr(request.limits, name) < least:
                 words = f"{self.name} itself needs a limit of at least {least} for {name}"
                 raise ExecRefused(words, code="limit_not_enforceable", limits=[name], engine=self.name)
         return plan
+
+    def secrets_of(self, request: ExecRequest) -> HostHeaders:
+        """Return the headers that the proxy puts into requests of the program, by origin. Raises ExecRefused."""
+        if request.network == "none":
+            return {}
+        headers = host_secrets(self.options.network_secrets, request.network_skills)
+        if headers and not self.network_env:
+            words = f"{self.name} has a proxy of its own, which cannot put in secrets; use bubblewrap or docker"
+            raise ExecRefused(words, code="limit_not_enforceable", engine=self.name)
+        return headers
 
     def require(self, enforced: frozenset[str]) -> frozenset[str]:
         """Return the limits that hold. Raises ExecRefused for others, unless they are listed as best effort."""

@@ -27,7 +27,8 @@ class ApprovalRequest:
     """What is about to run. `skill`, `origin`, `tree_digest` and `path` are None for generated code.
 
     `skill` is a full id, `origin` None for a local skill, `tree_digest` over the skill's files as they are just now;
-    `argv` is as run, `env_names` are names without values, `executor` is the engine's name.
+    `argv` is as run, `env_names` are names without values, `executor` is the engine's name, `network` are the rules of hosts
+    it may reach.
     """
 
     session: str
@@ -38,6 +39,7 @@ class ApprovalRequest:
     argv: tuple[str, ...]
     env_names: tuple[str, ...]
     executor: str
+    network: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def deny(reason: str = "") -> Approval:
 
 
 Approver = Callable[[ApprovalRequest], Awaitable[Approval]]
-Key = tuple[str | None, str | None, str | None, str | None]
+Key = tuple[str | None, str | None, str | None, str | None, tuple[str, ...]]
 
 
 def origin_of(namespace: str) -> str | None:
@@ -69,7 +71,7 @@ def origin_of(namespace: str) -> str | None:
 
 
 class Approvals:
-    """Asks, and remembers answers bound to (origin, id, tree digest, path), in this process."""
+    """Asks, and remembers answers bound to (origin, id, tree digest, path, network), in this process."""
 
     def __init__(self, approve: Approver | None) -> None:
         self._approve = approve
@@ -78,14 +80,15 @@ class Approvals:
 
     async def require(self, request: ApprovalRequest, sink: Sink | None, display_name: str | None = None) -> None:
         """Return once *request* is approved; raises `approval_unavailable` (nobody to ask) or `approval_denied`."""
-        key: Key = (request.origin, request.skill, request.tree_digest, request.path)
+        key: Key = (request.origin, request.skill, request.tree_digest, request.path, request.network)
         with self._lock:
             if (None, key) in self._remembered or (request.session, key) in self._remembered:
                 return
         if self._approve is None:
             raise refuse("approval_unavailable", "this run needs approval, and nobody can be asked here")
         facts = {"skill": display_name or request.skill, "path": request.path, "executor": request.executor}
-        send(sink, SessionEvent("approval.requested", request.session, {**facts, "env_names": list(request.env_names)}))
+        asked = {**facts, "env_names": list(request.env_names), "network": list(request.network)}
+        send(sink, SessionEvent("approval.requested", request.session, asked))
         answer = await self._approve(request)
         decision = {**facts, "allowed": answer.allowed, "remember": answer.remember}
         send(sink, SessionEvent("approval.decided", request.session, decision))

@@ -229,6 +229,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
     foreign = any(origin_of(skill.namespace) is not None for skill in prepared.target.session.skills.values())
     if mode == "allow" and not foreign:
         return
+    network = granted(core.config.network, (prepared.target.skill.full_id,))
     await core.approvals.require(
         ApprovalRequest(
             session=call.session_id,
@@ -239,6 +240,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
             argv=(*prepared.command, *prepared.run.args),
             env_names=tuple(sorted(prepared.run.env)),
             executor=prepared.executor.name,
+            network=() if network == "none" else network,
         ),
         call.scope.events or core.config.events,
         public_id(prepared.target.skill),
@@ -297,6 +299,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
         workdir=prepared.workdir,
         limits=Limits(wall_s=prepared.run.timeout_s, stdout=output_bytes, stderr=output_bytes),
         network=granted(core.config.network, (skill.full_id,)),
+        network_skills=(skill.full_id,),
         profile=core.config.profile,
         owner=Owner(agent=prepared.target.session.record.consumer[:256], conversation=call.session_id),
     )

@@ -415,6 +415,7 @@ class ScriptConnected(Event):
     sent: int = 0
     received: int = 0
     duration_s: float = 0.0
+    secret_headers: tuple[str, ...] = ()
 
 
 class ScriptFinished(Event):

@@ -43,8 +43,8 @@ from kdskills.solver.turn_tools import (
     loaded_skills,
     run_program,
     tell_files,
-    turn_network,
     turn_path,
+    with_network,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     _check_command(arguments.command)
     async with AsyncExitStack() as stack:
         request = await shell_request(turn, arguments, stack)
-        await approve_run(turn, executor, request.argv or (), await approving_skill(turn, arguments.command))
+        await approve_run(turn, executor, request, await approving_skill(turn, arguments.command))
         if arguments.background:
             return await _start(turn, executor, request, stack)
         result = await run_program(turn, executor, request)
@@ -126,7 +126,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
     used = [] if home is None else [skills[home]]
     environment = await packages_of(turn.parts.packages, lambda packages: packages.of_skills(used))
     folder = {} if home is None else {"SKILL_DIR": SKILLS + home, "KDSKILLS_SKILL_DIR": SKILLS + home}
-    return ExecRequest(
+    request = ExecRequest(
         argv=("bash", "-c", arguments.command),
         env={**ENVIRONMENT, "KDSKILLS_TURN_DIR": TURN, **folder},
         skills=tuple(mounts),
@@ -135,10 +135,10 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         outputs=("**",),
         workdir=_workdir(turn, arguments.workdir, mounts),
         limits=Limits(wall_s=arguments.timeout_s, stdout=OUTPUT_BYTES, stderr=OUTPUT_BYTES),
-        network=await turn_network(turn),
         profile=turn.parts.profile,
         owner=Owner(agent=turn.consumer, conversation=turn.session_id),
     )
+    return await with_network(turn, request)
 
 
 async def shared_skills(turn: Turn) -> dict[str, Skill]:

@@ -340,8 +340,8 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
     skills = await loaded_skills(turn)
     environment = await packages_of(turn.parts.packages, lambda packages: packages.of_skills(skills.values()))
-    request = replace(build_request(turn, code, arguments.timeout_s, environment), network=network)
-    await approve_run(turn, executor, ("python3", "<code>"))
+    request = await with_network(turn, build_request(turn, code, arguments.timeout_s, environment))
+    await approve_run(turn, executor, request)
     result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
     tell_files(turn, collected, "exec.python")
@@ -373,6 +373,12 @@ def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
 async def turn_network(turn: Turn) -> Literal["none"] | tuple[str, ...]:
     """Return what the skills that are loaded are granted; naming a skill gives nothing."""
     return granted(turn.parts.settings.network, [skill.full_id for skill in await turn.session.active()])
+
+
+async def with_network(turn: Turn, request: ExecRequest) -> ExecRequest:
+    """Return *request* with what the skills that are loaded are granted."""
+    skills = tuple(skill.full_id for skill in await turn.session.active())
+    return replace(request, network=granted(turn.parts.settings.network, skills), network_skills=skills)
 
 
 def extract_code(text: str) -> str:
@@ -452,8 +458,8 @@ def _naming(rules: Mapping[str, Any], skill_names: set[str]) -> dict[str, Any]:
     return narrowed
 
 
-async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], approving: str | None = None) -> None:
-    """Ask whether *argv* may run, unless the skill *approving* allows it and no skill of a remote origin is loaded.
+async def approve_run(turn: Turn, executor: Executor, request: ExecRequest, approving: str | None = None) -> None:
+    """Ask whether *request* may run, unless the skill *approving* allows it and no skill of a remote origin is loaded.
 
     Raises `approval_unavailable` (nobody to ask) or `approval_denied`.
     """
@@ -469,8 +475,9 @@ async def approve_run(turn: Turn, executor: Executor, argv: tuple[str, ...], app
         turn.bus.emit(ApprovalDecided, skill=approving, path=None, allowed=True, reason="allowed-tools")
         return
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
-    request = ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name)
-    answer = await approve(request)
+    argv = ("python3", "<code>") if request.argv is None else request.argv
+    network = () if request.network == "none" else request.network
+    answer = await approve(ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name, network))
     turn.bus.emit(ApprovalDecided, skill=None, path=None, allowed=answer.allowed, reason=answer.reason)
     if not answer.allowed:
         raise refuse("approval_denied", "the run was not approved", reason=answer.reason)

@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,9 @@ NAMES = {
     "other.example": [OTHER],
     "six.example.net": [PUBLIC6],
     "mixed.example.net": ["10.0.0.5", PUBLIC],
+    "api.example.net": [PUBLIC],
+    "untrusted.example.net": [PUBLIC],
+    "misnamed.example.net": [PUBLIC],
     "loop.example.net": ["127.0.0.1"],
     "loop6.example.net": ["::1"],
     "zero.example.net": ["0.0.0.0"],
@@ -71,6 +76,15 @@ ATTEMPTS: dict[str, bytes] = {
     "user_in_target": request("http://www.example.net@other.example/", "other.example"),
     "user_after": request("http://other.example#@www.example.net/", "www.example.net"),
     "backslash": request("http://other.example\\@www.example.net/", "www.example.net"),
+    "user_in_host": request(W + "/", "user@www.example.net"),
+    "user_in_both": request("http://user:word@www.example.net/", "user:word@www.example.net"),
+    "fragment": request(W + "/ok#x", "www.example.net"),
+    "fragment_of_host": request(W + "#/other.example", "www.example.net"),
+    "connect_with_path": connect("www.example.net:443/x"),
+    "connect_with_scheme": connect("https://www.example.net:443"),
+    "connect_with_user": connect("user@www.example.net:443"),
+    "percent_in_host": request("http://www%2eexample.net/"),
+    "two_dots": request("http://www.example.net../"),
     "localhost": request("http://localhost/"),
     "bare_name": request("http://www/"),
     "empty_host": request("http:///x", "www.example.net"),
@@ -100,6 +114,7 @@ ATTEMPTS: dict[str, bytes] = {
     "ipv6_mapped": connect("[::ffff:10.0.0.5]:80"),
     "ipv6_nat64": connect("[64:ff9b::a00:5]:80"),
     "ipv6_zone": connect("[fe80::1%lo]:80"),
+    "ipv6_zone_global": connect("[2001:db8:113::10%25near]:80"),
     "ipv6_bare": connect("::1:80"),
     "wide_digits": b"GET http://\xef\xbc\x91\xef\xbc\x90.0.0.5/ HTTP/1.1\r\nHost: 10.0.0.5\r\n\r\n",
     # granted names that lead where nobody may go
@@ -377,12 +392,11 @@ def link_up(far: int) -> None:
     shell("ip", "route", "add", "default", "dev", "near")
 
 
-def near(engine_name: str) -> None:
-    """Make the networks, run the attempts in a sandbox, print what came of it."""
+@contextmanager
+def two_networks(program: Sequence[str]) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """Make the networks, with *program* in the far one, which says `alone`, is told `go` and says `ready`; give a folder, and it."""
     check_alone()
-    far = subprocess.Popen(
-        ["unshare", "--net", sys.executable, __file__, "far"], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
+    far = subprocess.Popen(["unshare", "--net", *program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
     assert far.stdout is not None
     assert far.stdin is not None
     folder = Path(tempfile.mkdtemp(prefix="kdskills-egress-"))
@@ -399,6 +413,15 @@ def near(engine_name: str) -> None:
         ):
             (folder / name).write_text(text, encoding="ascii")
             shell("mount", "--bind", str(folder / name), f"/etc/{name}")
+        yield folder, far
+    finally:  # it would outlive us, and hold our streams
+        far.kill()
+        shutil.rmtree(folder)
+
+
+def near(engine_name: str) -> None:
+    """Make the networks, run the attempts in a sandbox, print what came of it."""
+    with two_networks([sys.executable, __file__, "far"]) as (folder, far):
         for port in (80, 443):
             socket.create_server((NEAR, port)), socket.create_server(("127.0.0.1", port))
         sockets = []
@@ -407,10 +430,7 @@ def near(engine_name: str) -> None:
             sockets[-1].bind(where)
             sockets[-1].listen()
         results = asyncio.run(run_attempts(engine_name, str(folder / "socket")))
-    finally:  # it would outlive us, and hold our streams
-        far.kill()
-        shutil.rmtree(folder)
-    visits = [json.loads(line) for line in far.stdout]
+    visits = [json.loads(line) for line in far.stdout or ()]
     json.dump(results | {"visits": visits}, sys.stdout)
 
 

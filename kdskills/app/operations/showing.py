@@ -15,7 +15,7 @@ from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
 from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, CallRefused
-from kdskills.execution.egress import asked_network, granted
+from kdskills.execution.egress import asked_network, describe_secrets, granted
 from kdskills.session.config import INTERPRETERS
 from kdskills.skills.model import estimate_tokens
 from kdskills.turn import Granted, Refused
@@ -523,6 +523,8 @@ def _network_notes(skill: Skill | None, settings: Settings) -> Iterator[str]:
         yield f"it asks for the network: {', '.join(asked)}; only the setting network grants it"
     if rules != "none":
         yield f"its programs may reach {', '.join(rules)}, by the setting network"
+    for line in () if skill is None else describe_secrets(settings.network_secrets, skill.full_id):
+        yield f"its requests get headers outside the sandbox, by the setting network_secrets: {line}"
 
 
 async def why(bundles: BundleLoader, settings: Settings, arguments: RefInput, context: Context) -> WhyOutput:

@@ -47,7 +47,8 @@ class BubblewrapRun(ProgramRun):
         plan = engine.checked(request)
         self._setup = engine.prepared()
         enforced = engine.require(engine.enforceable(self._setup))
-        mounts = tuple(engine.mounts(request, passable=self._setup.drop_to is not None).items())
+        certificates = self.prepare_secrets()
+        mounts = (*engine.mounts(request, passable=self._setup.drop_to is not None).items(), *certificates.items())
         payload = None if request.code is None else build_payload(request)
         inputs = tuple(read_inputs(request.inputs, request.limits))
         # The launcher, which has the program's limits, writes the inputs.
@@ -59,8 +60,9 @@ class BubblewrapRun(ProgramRun):
         if problem:
             raise ExecRefused(problem, code="bad_request", who="caller")
         self._job = SandboxJob(plan, payload, mounts, inputs)
-        # The canary needs what a run without a pool needs.
-        self._pool = None if self.probing or request.terminal is not None else engine.pool_on(self._setup)
+        # The canary needs what a run without a pool needs; certificates of one run are no use to the next.
+        apart = self.probing or request.terminal is not None or bool(certificates)
+        self._pool = None if apart else engine.pool_on(self._setup)
         self.enforced = enforced
 
     def spawn(self) -> Pump:

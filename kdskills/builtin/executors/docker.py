@@ -14,7 +14,6 @@ import secrets
 import select
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
 from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, Demux, RemoteRun, build_order, container_options
 from kdskills.execution.egress import PROXY_ENV, PROXY_PORT
-from kdskills.execution.owner import RUN_LABEL, is_leftover, owner_labels
+from kdskills.execution.owner import RUN_LABEL, is_leftover, network_folder, owner_labels, reap_network_folders
 from kdskills.execution.payload import BASE_ENV, build_payload, entry_argv
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ReapReport
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel
@@ -70,7 +69,7 @@ class DockerRun(RemoteRun):
         """Decide everything that can be decided without a container."""
         engine, request = self.engine, self.request
         self._plan = plan = engine.checked(request)
-        self._mounts = engine.mounts(request)
+        self._mounts = engine.mounts(request) | self.prepare_secrets()
         inputs = read_inputs(request.inputs, request.limits)
         with engine.answering():
             enforced = engine.require(engine.enforceable())
@@ -88,10 +87,7 @@ class DockerRun(RemoteRun):
         if self.engine.connect().api.base_url != LOCAL_DAEMON:
             words = "the docker daemon is not on this host, so that its containers can have no network but none"
             raise ExecRefused(words, code="limit_not_enforceable", engine=self.engine.name)
-        # Others of this host cannot pass the outer folder; the program's uid may use the inner one, which is what it sees.
-        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-network-"))) / "open"
-        folder.mkdir()
-        folder.chmod(0o755)
+        folder = network_folder(self.stack)  # others of this host cannot pass the one around it
         self._listener = listener = self.stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         listener.bind(str(folder / "socket"))
         (folder / "socket").chmod(0o666)
@@ -324,6 +320,7 @@ class DockerExecutor(ExecutionEngine):
                 # Another process that removes leftovers was quicker, or is removing it at this moment.
                 if getattr(error, "status_code", None) not in {HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT}:
                     lost.append(f"container {container.name}: {error}")
+        ended += reap_network_folders()  # what mounted them is gone by now
         return ReapReport(tuple(ended), tuple(lost))
 
     def image(self) -> tuple[str, Rootfs]:

@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -189,4 +190,19 @@ def test_rows_are_bounded(start, connect):
     client = connect(channel)
     client.sendall(b"x\n\n")
     answer(client)
+    assert len(proxy.close()) == MAX_ROWS
+
+
+def test_ten_thousand_connections_leave_nothing(start, connect):
+    """A crowd far beyond every bound leaves no descriptor, no thread and no more rows than the bound; later ones are served."""
+    proxy, channel = start(connections=2)
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    for _ in range(10_000):
+        connect(channel).close()
+    said = b""
+    while not said.startswith(b"HTTP/1.1 400 "):  # until the last of the crowd is gone
+        with connect(channel) as client, suppress(OSError):
+            client.sendall(b"x\n\n")
+            said = answer(client)
+    assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 4
     assert len(proxy.close()) == MAX_ROWS

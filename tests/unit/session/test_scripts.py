@@ -410,6 +410,7 @@ async def test_a_granted_skill_has_its_network(runner, executor, events, exec_re
     session = await runner(network=grants, events=events.append).create_session(initial=["sales"])
     await session.run_script("scripts/total.py")
     assert executor.requests[0].network == ("a.example", "pypi.org")
+    assert executor.requests[0].network_skills == (full_id,)
     told = next(event for event in events if event.type == "script.connection")
     assert (told.data["host"], told.data["outcome"], told.data["received"]) == ("pypi.org", "ok", 20)
 
@@ -449,6 +450,23 @@ async def test_remembered_answers(runner, executor, remember, asks):
     )
     assert (asked[0].argv, asked[0].env_names) == (("python3", "{path}", "1"), ("A", "B"))
     assert asked[0].tree_digest == executor.requests[0].skills[0].tree
+
+
+async def test_who_approves_sees_the_hosts(runner):
+    """A request names what the script may reach, and an answer that is remembered holds for these hosts alone."""
+    asked = []
+
+    async def approve(request):
+        asked.append(request.network)
+        return allow("always")
+
+    grants = {"acme.sales": ["pypi.org"]}
+    session = await runner(script_approval="ask", approve=approve, network=grants).create_session(initial=["sales"])
+    for _ in range(2):
+        await session.run_script("scripts/total.py")
+    grants["acme.sales"] = ["pypi.org", "other.example"]
+    await session.run_script("scripts/total.py")
+    assert asked == [("pypi.org",), ("other.example", "pypi.org")]
 
 
 async def test_a_changed_tree_asks_again(runner, bundle):
