@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.integration.egress_world import FarServers, check_alone, two_networks
+from tests.integration.egress_world import FarServers, check_alone, two_networks, write_skills
 
 SECRET = "planted-" + "4f1c9be07a62d85"
 HOSTS = ("api.example.net", "www.example.net", "other.example", "misnamed.example.net", "untrusted.example.net")
@@ -314,6 +314,11 @@ def curl_files() -> list[Any]:
     return [InputFile(f"lib/{name}", path, name in {"curl", "ld.so"}) for name, path in files.items()]
 
 
+def holds_secret(folder: Path) -> bool:
+    """Return whether any file below *folder* holds the secret."""
+    return any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
 async def run_skills(engine_name: str) -> dict[str, Any]:
     """Run one script of a skill with secrets and of one without, and return what each printed and everything that was told."""
     from kdskills.app import Host, Settings
@@ -322,11 +327,7 @@ async def run_skills(engine_name: str) -> dict[str, Any]:
 
     printed: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="kdskills-egress-") as top:
-        for name in ("fetch", "other"):
-            scripts = Path(top, "bundle/skills/lab", name, "scripts")
-            scripts.mkdir(parents=True)
-            (scripts / "fetch.py").write_text(FETCH)
-            (scripts.parent / "SKILL.md").write_text(f"---\nname: {name}\ndescription: Fetches.\n---\nFetch it.\n")
+        write_skills(Path(top, "bundle"), FETCH)
         settings = Settings(
             bundle=Path(top, "bundle"), state_dir=Path(top, "state"), executor=engine_name,
             network={"lab": ("api.example.net",)}, network_secrets=SECRETS,
@@ -337,13 +338,13 @@ async def run_skills(engine_name: str) -> dict[str, Any]:
             await host.invoke("skills.load", {"names": [name]}, context)
             answer = await host.invoke("skills.run_script", {"path": "scripts/fetch.py", "skill": name}, context)
             printed[name] = answer.result["stdout"].strip()
-        printed["state"] = any(SECRET.encode() in path.read_bytes() for path in Path(top).rglob("*") if path.is_file())
+        printed["state"] = holds_secret(Path(top))
         printed["settings"] = repr(settings) + repr(settings.execution_options())
     return printed
 
 
 async def run_programs(engine_name: str) -> dict[str, Any]:
-    """Run the programs, and return their answers, rows and what was logged."""
+    """Run the programs, and return their answers and rows."""
     from pydantic import SecretStr
 
     from kdskills.execution import ExecRequest, ExecutionOptions, Limits
@@ -364,8 +365,6 @@ async def run_programs(engine_name: str) -> dict[str, Any]:
         code=PROGRAM, globals={"CURL": bool(curl)}, network=GRANTED, network_skills=("lab.fetch",), inputs=tuple(curl),
         limits=Limits(wall_s=120, memory=768 * 1024 * 1024),
     )  # fmt: skip
-    log = Path(tempfile.mkstemp(prefix="kdskills-egress-")[1])
-    logging.basicConfig(filename=log, level=logging.DEBUG)
     result = await engine.run(request)
     if result.value is None:
         sys.exit(f"{result.status}: {result.error} {result.stderr.text}")
@@ -374,17 +373,13 @@ async def run_programs(engine_name: str) -> dict[str, Any]:
     if hasattr(engine, "close"):
         engine.close()
     skills = await run_skills("docker" if engine_name == "docker" else "bubblewrap")
-    words = log.read_text()
-    log.unlink()
     return {
         "answers": result.value,
         "rows": [asdict(row) for row in result.connections],
         "forms": forms.value,
         "nobody": nobody.error and nobody.error.message,
         "skills": skills,
-        "log": words,
         "curl": bool(curl),
-        "leftovers": [path.name for path in Path(tempfile.gettempdir()).glob(f"kdskills-network-*-{os.getpid()}-*")],
     }
 
 
@@ -399,9 +394,13 @@ if __name__ == "__main__":
         try:
             write_certificates(certificates)
             os.environ["SSL_CERT_FILE"] = str(certificates / "trusted.pem")
+            logging.basicConfig(filename=certificates / "log", level=logging.DEBUG)
             module = [sys.executable, "-m", "tests.integration.egress_secrets_world", "far", str(certificates)]
             with two_networks(module) as (_, far):
                 results = asyncio.run(run_programs(sys.argv[1]))
+            folders = Path(tempfile.gettempdir()).glob(f"kdskills-network-*-{os.getpid()}-*")
+            results["leftovers"] = [path.name for path in folders]
+            results["log"] = (certificates / "log").read_text()
             results["visits"] = [json.loads(line) for line in far.stdout or ()]
             json.dump(results, sys.stdout)
         finally:

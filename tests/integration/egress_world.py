@@ -443,12 +443,12 @@ except OSError as error:
 """
 
 
-def write_skills(bundle: Path) -> None:
-    """Write two skills with one script."""
+def write_skills(bundle: Path, script: str) -> None:
+    """Write two skills with one *script*."""
     for name in ("fetch", "other"):
         scripts = bundle / "skills/lab" / name / "scripts"
         scripts.mkdir(parents=True)
-        (scripts / "fetch.py").write_text(FETCH)
+        (scripts / "fetch.py").write_text(script)
         (scripts.parent / "SKILL.md").write_text(f"---\nname: {name}\ndescription: Fetches.\n---\nFetch it.\n")
 
 
@@ -460,7 +460,7 @@ async def run_skills(engine_name: str) -> dict[str, str]:
 
     printed = {}
     with tempfile.TemporaryDirectory(prefix="kdskills-egress-") as top:
-        write_skills(Path(top, "bundle"))
+        write_skills(Path(top, "bundle"), FETCH)
         grants = {"lab.fetch": ("www.example.net",)}
         settings = Settings(
             bundle=Path(top, "bundle"), state_dir=Path(top, "state"), executor=engine_name, network=grants
