@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound, OperatorMustAct
 from kdskills.execution.dirs import cache_dir
+from kdskills.execution.egress import granted
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
 from kdskills.execution.stage import stage_skill
 from kdskills.execution.streams import LogPiece
@@ -385,6 +386,7 @@ class WorkService:
         tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
         tree = tree or await asyncio.to_thread(_digest, skill)
         output_bytes = self.limits.result_bytes
+        network = granted(self.settings.network, (answer.full_id,))
         placement = Placement(
             engine=engine.name,
             skill_name=answer.full_id,
@@ -393,6 +395,7 @@ class WorkService:
             uploaded=_uploaded(answer.closure),
             skills=mounts,
             environment=environment,
+            network=() if network == "none" else network,
             limits=Limits(stdout=output_bytes, stderr=output_bytes),
         )
         return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)

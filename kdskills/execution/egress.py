@@ -176,6 +176,15 @@ def granted(grants: Grants, skills: Iterable[str]) -> Literal["none"] | tuple[st
     return tuple(sorted({rule for key in keys for rule in grants.get(key, ())})) or "none"
 
 
+def require_granted(grants: Grants, skill: str, rules: Iterable[str]) -> None:
+    """Raise ExecRefused, `network_not_granted`, unless *grants* give all *rules* to a skill, by full id."""
+    own = granted(grants, (skill,))
+    missing = sorted(set(rules).difference(() if own == "none" else own))
+    if missing:
+        words = f"the settings of this worker do not grant {skill} the network it was submitted with"
+        raise ExecRefused(f"{words}: {', '.join(missing)}", code="network_not_granted", hosts=missing)
+
+
 def asked_network(metadata: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the hosts a skill's metadata asks for by `kdskills.network`, a list or one text; asking gives nothing."""
     ours = metadata.get("kdskills")

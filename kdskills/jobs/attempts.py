@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError
 
 from kdskills.errors import BadRequest, ExecFailed
 from kdskills.execution.dirs import private_dir
-from kdskills.execution.request import Status
+from kdskills.execution.request import NetworkConnection, Status
 from kdskills.execution.streams import LogPiece, read_log
 from kdskills.jobs import shim
 from kdskills.jobs.model import MIB, Endpoint, OutputError, TaskSpec, Value
@@ -130,6 +130,7 @@ class Verdict(Value):
     artifacts: tuple[OutFile, ...] = ()
     output_errors: tuple[OutputError, ...] = ()
     enforced: tuple[str, ...] = ()
+    connections: tuple[NetworkConnection, ...] = ()
 
 
 def require_task_id(task_id: str) -> str:

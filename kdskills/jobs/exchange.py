@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
 from kdskills.execution.check import compile_glob, output_problem
 from kdskills.execution.dirs import locked
+from kdskills.execution.egress import PROXY_PORT
 from kdskills.execution.protocol import Handle, Reachable
 from kdskills.execution.request import MAX_BACKGROUND_S, Artifact, ExecRequest, ExecResult, InputFile, LogFiles, Owner
 from kdskills.execution.run import UNSAFE_PROFILE
@@ -41,7 +42,7 @@ from kdskills.jobs.attempts import (
     VerdictStatus,
 )
 from kdskills.jobs.companion import line_pattern
-from kdskills.jobs.model import Endpoint, Inline, OnHttp, OnPattern, OutputError, ServiceSpec
+from kdskills.jobs.model import Endpoint, Inline, OnHttp, OnPattern, OnPort, OutputError, ServiceSpec
 from kdskills.skills.private_files import make_folder, open_private, private_folder
 
 LOOK_S: Final = 0.02
@@ -54,6 +55,15 @@ _SCRIPT: Final = Path(__file__).with_name("companion.py")
 def needs_network(service: ServiceSpec) -> bool:
     """Whether the service's network must be entered from the host."""
     return bool(service.expose_ports) or (service.ready is not None and not isinstance(service.ready, OnPattern))
+
+
+def _ports(service: ServiceSpec) -> set[int]:
+    """Return the ports of the sandbox that somebody outside speaks to."""
+    ready = service.ready
+    ready_ports = (
+        {ready.tcp_port} if isinstance(ready, OnPort) else {ready.port} if isinstance(ready, OnHttp) else set()
+    )
+    return {*service.expose_ports, *ready_ports}
 
 
 def check_service(service: ServiceSpec) -> None:
@@ -241,10 +251,14 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
     """Return what the engine is asked to run for the attempt in *folder*.
 
     *session* are the session's files and their modes, by path; an input of the same path takes a file's place. Raises
-    BadRequest for an input whose content is no base64, or that has neither content nor a file on this host.
+    BadRequest for an input whose content is no base64, or that has neither content nor a file on this host, and for a
+    service with a network on the port of its proxy.
     """
     spec, keeps = order.spec, order.session_dir is not None
     command, placement, scope = spec.command, spec.placement, spec.scope
+    if placement.network and spec.service is not None and PROXY_PORT in _ports(spec.service):
+        words = f"port {PROXY_PORT} is that of the proxy of a program with a network: use another"
+        raise BadRequest(words, errors=[f"expose_ports: {PROXY_PORT}"])
     inputs = {path: InputFile(path, file, bool(mode & 0o100)) for path, (file, mode) in session.items()}
     inputs |= {item.path: item for item in _inputs(order)}
     limits = placement.limits
@@ -264,6 +278,8 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
         outputs=(*command.outputs, *((EVERYTHING, MARKER) if keeps else ())),  # all that the session keeps
         workdir=command.cwd,
         limits=bounds,
+        network=placement.network or "none",
+        network_skills=(placement.skill_name,) if placement.network else (),
         profile=UNSAFE_PROFILE if placement.unsafe_local else None,
         request_id=f"{order.task_id}.{order.attempt}",
         owner=Owner(scope.tenant, scope.project, scope.agent, spec.session_id or order.task_id),
@@ -341,6 +357,7 @@ def to_verdict(
         artifacts=tuple(outputs),
         output_errors=(*missing, *refused, *session_errors),
         enforced=tuple(sorted(result.limits_enforced)),
+        connections=result.connections,
     )
 
 

@@ -114,7 +114,8 @@ class Placement(Value):
 
     `version_hash` is the id that archives and activation know; of a skill that was not uploaded, the digest of its
     files. `skills` are the skill and what it imports, read-only and hash-addressed, `environment` the packages its commands
-    find, `uploaded` the versions of the uploaded ones among them by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
+    find, `network` rules of the hosts they may reach, which a worker's own settings must grant, too, `uploaded` the versions
+    of the uploaded ones among the skills by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
     """
 
     engine: str
@@ -124,6 +125,7 @@ class Placement(Value):
     uploaded: dict[str, str] = {}
     skills: tuple[SkillMount, ...] = ()
     environment: EnvironmentMount | None = None
+    network: tuple[str, ...] = ()
     limits: Limits = Limits()
     unsafe_local: bool = False
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from types import MappingProxyType
@@ -266,13 +267,18 @@ class TaskRun:
                 now = await self._context.head(head.id)
                 reason = "" if now is None else now.cancel_reason or ""
                 await asyncio.to_thread(attempt.cancel, reason)
-            return await over
+            verdict = await over
         finally:
             for task in (over, running, cancel):
                 task.cancel()
             for result in await asyncio.gather(over, running, cancel, return_exceptions=True):
                 if isinstance(result, Exception):
                     LOG.error("following %s: %s", head.id, result)
+        for row in verdict.connections:
+            facts = {"event": "script.connection", "skill": head.spec.placement.skill_name, **asdict(row)}
+            words = "a command of %s connected to %s:%d: %s"
+            LOG.info(words, facts["skill"], row.host, row.port, row.outcome, extra={"facts": facts})
+        return verdict
 
     async def _report_running(self, head: TaskHead, attempt: Attempt) -> None:
         """Write `running` for the attempt of *head*; a late report is not taken for one of the next attempt."""

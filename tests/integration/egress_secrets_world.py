@@ -319,18 +319,39 @@ def holds_secret(folder: Path) -> bool:
     return any(SECRET.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
+async def run_work(host: Any) -> dict[str, str]:
+    """Run the script as a task of each skill, and as a step of a job and as a service of the one with secrets."""
+    from kdskills.app.operations import Context
+
+    async def call(name: str, **arguments: Any) -> Any:
+        return await asyncio.wait_for(host.invoke(f"skills.{name}", arguments, Context()), 100)
+
+    command = "python3 scripts/fetch.py"
+    printed = {}
+    for name in ("lab.fetch", "lab.other"):
+        printed[name] = (await call("run_cmd", skill_name=name, command=command)).stdout
+    skill = {"skill_name": "lab.fetch", "session_id": "s"}
+    job = await call("start_job", steps=[{"name": "fetch", "command": command}], **skill)
+    printed["job"] = (await call("job_watch", job_id=job.job_id)).steps[0].stdout_tail
+    service = await call("run_service", command=command, **skill | {"session_id": "t"})
+    printed["service"] = (await call("task_watch", task_id=service.task_id)).stdout_tail
+    return printed
+
+
 async def run_skills(engine_name: str) -> dict[str, Any]:
     """Run one script of a skill with secrets and of one without, and return what each printed and everything that was told."""
     from kdskills.app import Host, Settings
     from kdskills.app.identity import SCOPES, Identity
     from kdskills.app.operations import Context
+    from kdskills.app.work import WORKER_LOG
+    from kdskills.jobs.queue import slot_taken
 
     printed: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="kdskills-egress-") as top:
         write_skills(Path(top, "bundle"), FETCH)
         settings = Settings(
             bundle=Path(top, "bundle"), state_dir=Path(top, "state"), executor=engine_name,
-            network={"lab": ("api.example.net",)}, network_secrets=SECRETS,
+            network={"lab": ("api.example.net",)}, network_secrets=SECRETS, jobs={"idle_s": 1.0},
         )  # fmt: skip
         host = Host(settings, entry_points=False)
         context = Context(identity=Identity(agent="writer", scopes=SCOPES, door="http"))
@@ -338,6 +359,12 @@ async def run_skills(engine_name: str) -> dict[str, Any]:
             await host.invoke("skills.load", {"names": [name]}, context)
             answer = await host.invoke("skills.run_script", {"path": "scripts/fetch.py", "skill": name}, context)
             printed[name] = answer.result["stdout"].strip()
+        printed["work"] = await run_work(host)
+        await host.aclose()
+        while slot_taken(settings.state_dir, 0):  # noqa: ASYNC110 - another process ends when it is idle
+            await asyncio.sleep(0.05)
+        lines = map(json.loads, (settings.state_dir / WORKER_LOG).read_text().splitlines())
+        printed["work_rows"] = [line for line in lines if line.get("event") == "script.connection"]
         printed["state"] = holds_secret(Path(top))
         printed["settings"] = repr(settings) + repr(settings.execution_options())
     return printed

@@ -141,3 +141,19 @@ def test_a_granted_skill_has_its_secrets(world):
     assert f"Authorization: {STARS}" in world["skills"]["fetch"]
     assert world["skills"]["other"].startswith("REACHED")
     assert "Authorization" not in world["skills"]["other"]
+
+
+@pytest.mark.parametrize("name", ["lab.fetch", "job", "service"])
+def test_background_work_has_the_secrets_of_its_skill(world, name):
+    """A task, a step of a job and a service reach the host with the secret, in the sandbox of a worker."""
+    assert f"Authorization: {STARS}" in world["skills"]["work"][name]
+
+
+def test_background_work_has_what_its_skill_is_granted(world):
+    """A task of a skill that has the network alone gets no secret; each connection is a line of the worker's log."""
+    assert world["skills"]["work"]["lab.other"].startswith("REACHED")
+    assert "Authorization" not in world["skills"]["work"]["lab.other"]
+    rows = [(row["skill"], row["host"], row["outcome"], row["secret_headers"]) for row in world["skills"]["work_rows"]]
+    secret = ("lab.fetch", "api.example.net", "ok", ["Authorization", "X-Api-Key"])
+    assert sorted(rows) == [secret] * 3 + [("lab.other", "api.example.net", "ok", [])]
+    assert all(row["task"] for row in world["skills"]["work_rows"])

@@ -30,6 +30,7 @@ from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import ExecRefused, KdskillsError
 from kdskills.execution import ExecResult, Executor
+from kdskills.execution.egress import Grants, require_granted
 from kdskills.execution.protocol import Handle, Preparable
 from kdskills.execution.run import require_consent
 from kdskills.jobs import shim
@@ -53,15 +54,18 @@ def main(arguments: list[str] | None = None) -> int:
     if not line:
         return 0  # the worker was killed before it said anything
     host = Host(Settings(**json.loads(line)))
-    launcher = Launcher(host.engines(), allow_unisolated=host.settings.allow_unisolated)
+    launcher = Launcher(host.engines(), host.settings.network, allow_unisolated=host.settings.allow_unisolated)
     return asyncio.run(launcher.reap(words[1])) if words[:1] == ["--reap"] else launcher.serve()
 
 
 class Launcher:
-    """Starts attempts; `allow_unisolated` is the operator's half of the consent to an engine without a wall."""
+    """Starts attempts; *grants* are the hosts that the settings here grant to skills, *allow_unisolated* is the operator's
+    half of the consent to an engine without a wall.
+    """
 
-    def __init__(self, engines: tuple[Executor, ...], *, allow_unisolated: bool) -> None:
+    def __init__(self, engines: tuple[Executor, ...], grants: Grants, *, allow_unisolated: bool) -> None:
         self._engines = {engine.name: engine for engine in reversed(engines)}
+        self._grants = grants
         self._allow_unisolated = allow_unisolated
         self._loaded: set[str] = set()
 
@@ -141,7 +145,8 @@ class Launcher:
         order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
         engine = self._engines.get(order.spec.placement.engine)
         try:
-            verdict = asyncio.run(AttemptRunner(folder, order, engine, self._allow_unisolated).main())
+            runner = AttemptRunner(folder, order, engine, self._grants, self._allow_unisolated)
+            verdict = asyncio.run(runner.main())
             shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
         except OSError as error:
             if error.errno not in shim.FULL:
@@ -186,6 +191,7 @@ class AttemptRunner:
     folder: Path
     order: AttemptOrder
     engine: Executor | None
+    grants: Grants
     allow_unisolated: bool
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -203,6 +209,7 @@ class AttemptRunner:
         if engine is None:
             name = order.spec.placement.engine
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
+        require_granted(self.grants, order.spec.placement.skill_name, order.spec.placement.network)
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         with contextlib.nullcontext() if session is None else session.reading() as snapshot:
             request = to_request(order, self.folder, {} if snapshot is None else snapshot.files)

@@ -73,6 +73,17 @@ async def test_packages_of_the_skill_are_placed(make_host, bundle: Path, index: 
         EnvironmentStore().remove([environment])
 
 
+@pytest.mark.parametrize(
+    ("grants", "rules"),
+    [({}, ()), ({"acme": ("pypi.org",)}, ("pypi.org",)), ({"acme.helper": ("pypi.org",)}, ())],
+    ids=["nothing", "namespace", "import"],
+)
+async def test_hosts_of_the_skill_are_placed(make_host, grants: dict[str, tuple[str, ...]], rules: object) -> None:
+    """Commands reach what the settings grant their skill; what a skill it imports is granted is not theirs."""
+    placed = await make_host(network=grants).work.run_place(READER, "acme.main", *CALL)
+    assert placed.placement.network == rules
+
+
 @pytest.mark.parametrize("name", ["acme.banned", "beta.other", "nothing.here", "", "../acme", "SK99"])
 async def test_what_a_caller_may_not_have_does_not_exist(make_host, name: str) -> None:
     """Disabled for all, not enabled for the caller, or not there: one error, the same words but for the name."""

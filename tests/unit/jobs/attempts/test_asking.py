@@ -10,7 +10,7 @@ from kdskills.execution.check import check_request
 from kdskills.execution.request import MAX_BACKGROUND_S, EnvironmentMount, InputFile
 from kdskills.jobs.attempts import OrderInput
 from kdskills.jobs.exchange import EVERYTHING, MARKER, shows, to_request
-from kdskills.jobs.model import FromArtifact, Inline, TaskSpec
+from kdskills.jobs.model import FromArtifact, Inline, OnHttp, OnPort, ServiceSpec, TaskSpec
 
 FOLDER = Path("/state/runs/t/1")
 
@@ -44,6 +44,34 @@ def test_environment_travels_with_the_order(make_order):
     spec = TaskSpec.model_validate_json(order.spec.model_copy(update={"placement": placement}).model_dump_json())
     assert to_request(order.model_copy(update={"spec": spec}), FOLDER, {}).environment == mount
     assert to_request(order, FOLDER, {}).environment is None
+
+
+def with_network(order):
+    """Return *order* with a host granted, read back from its record."""
+    placement = order.spec.placement.model_copy(update={"network": ("api.example.net",)})
+    spec = TaskSpec.model_validate_json(order.spec.model_copy(update={"placement": placement}).model_dump_json())
+    return order.model_copy(update={"spec": spec})
+
+
+def test_the_network_travels_with_the_order(make_order):
+    """Hosts a task was placed with are what its attempt asks for, with the secrets of its skill alone."""
+    request = to_request(with_network(make_order()), FOLDER, {})
+    assert (request.network, request.network_skills) == (("api.example.net",), ("x",))
+    request = to_request(make_order(), FOLDER, {})
+    assert (request.network, request.network_skills) == ("none", ())
+
+
+@pytest.mark.parametrize(
+    "service",
+    [{"expose_ports": (3128,)}, {"ready": OnPort(tcp_port=3128)}, {"ready": OnHttp(port=3128, path="/")}],
+)
+def test_nobody_outside_speaks_to_the_proxy(make_order, service):
+    """A service with a network neither exposes the port of its proxy nor is ready by it; without one it is a port."""
+    order = make_order(service=True)
+    order = order.model_copy(update={"spec": order.spec.model_copy(update={"service": ServiceSpec(**service)})})
+    to_request(order, FOLDER, {})
+    with pytest.raises(BadRequest, match="port 3128"):
+        to_request(with_network(order), FOLDER, {})
 
 
 def test_service_has_no_timeout(make_order):

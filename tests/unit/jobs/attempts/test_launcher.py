@@ -76,6 +76,19 @@ def test_cancelled_attempt_gets_its_verdict_from_a_shim(ask, folder):
     assert (folder / shim.LOG).read_text() == ""
 
 
+def test_hosts_that_the_settings_here_do_not_grant_are_refused(ask, tmp_path, make_order):
+    """What a task was submitted with is no grant: a worker whose settings say otherwise starts no program."""
+    order = make_order()
+    placement = order.spec.placement.model_copy(update={"network": ("api.example.net",)})
+    order = order.model_copy(update={"spec": order.spec.model_copy(update={"placement": placement})})
+    shim.write_json(tmp_path / shim.ORDER, order.to_json())
+    assert "shim" in ask(tmp_path)
+    wait_for_verdict(tmp_path)
+    verdict = shim.read_json(tmp_path / shim.EXIT)
+    assert (verdict["status"], verdict["error_code"]) == ("refused", "network_not_granted")
+    assert "api.example.net" in verdict["error_message"]
+
+
 def test_reaping_an_engine_that_is_not_there_fails():
     """A name no engine has is an exit code, not a traceback."""
     done = subprocess.run(
