@@ -485,7 +485,7 @@ class ResponseHead:
         while self._head is not None and (end := self._head.find(b"\r\n\r\n")) >= 0:
             first, *lines = self._head[:end].split(b"\r\n")
             if not re.match(rb"HTTP/1\.[01] [1-5][0-9][0-9]", first):
-                break
+                raise BadAnswer("the server's answer has no status")
             headers = [line for line in lines if line.partition(b":")[0].strip().lower() not in _LINK_BYTES]
             out += b"\r\n".join([first, *headers, b"Connection: close", b"", b""])
             rest = self._head[end + 4 :]

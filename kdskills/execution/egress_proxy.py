@@ -46,7 +46,11 @@ CONNECT_S: Final = 10.0
 CLOSE_S: Final = 1.0
 """Seconds the end of a run waits for connections to be closed; one that asks a name server may take longer, and then does nothing."""
 MAX_ROWS: Final = 256
-"""Connections of a run that its result lists; all are in the log."""
+"""Connections of a run that its result lists."""
+MAX_LINES: Final = 10_000
+"""Connections of a run that have a line in the log: a program fills no disk of this host."""
+PACE_MS: Final = 1
+"""Pause after each connection beyond `MAX_ROWS`: a program that begins them without end takes no processor of this host."""
 _CHUNK: Final = 64 * 1024
 _ESTABLISHED: Final = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _NOWAIT: Final = socket.MSG_DONTWAIT
@@ -59,6 +63,7 @@ _STATUS: Final = {
     "name_unknown": "502 Bad Gateway",
     "unreachable": "502 Bad Gateway",
     "bad_answer": "502 Bad Gateway",
+    "broken": "502 Bad Gateway",
     "server_untrusted": "502 Bad Gateway",
     "tls_failed": "502 Bad Gateway",
     "too_many": "503 Service Unavailable",
@@ -156,17 +161,18 @@ class EgressConnection:
     def _read_head(self) -> bytes:
         """Read until the head's empty line. Raises BadHead, EgressRefused, OSError."""
         data, end = b"" if self._inner is None else self._inner.open(b""), min(self._end, time.monotonic() + HEAD_S)
-        while b"\r\n\r\n" not in data:
+        while True:
+            lines, complete, _ = data.partition(b"\r\n\r\n")
+            if lines.count(b"\n") != lines.count(b"\r\n") or len(lines) > MAX_HEAD:
+                raise BadHead("the head is too long, or its lines do not end in CR and LF")
+            if complete:
+                return data
             self._await([(self._client, select.POLLIN)], end)
             with suppress(BlockingIOError):
                 piece = self._client.recv(_CHUNK, _NOWAIT)
                 if not piece:
                     raise BadHead("the request ended within its head")
                 data += piece if self._inner is None else self._inner.open(piece)
-            lines = data.partition(b"\r\n\r\n")[0]
-            if lines.count(b"\n") != lines.count(b"\r\n") or len(lines) > MAX_HEAD:
-                raise BadHead("the head is too long, or its lines do not end in CR and LF")
-        return data
 
     def _connect(self, host: str, port: int) -> socket.socket:
         """Return a connection to an address of *host* that was checked. Raises EgressRefused."""
@@ -186,6 +192,7 @@ class EgressConnection:
             words = next((problem for problem in problems.values() if problem), "this host's")
             raise EgressRefused("address_refused", f"the address of {target} may not be reached: it is {words}")
         end = min(self._end, time.monotonic() + CONNECT_S)
+        proxy.require_run()  # which may be over by now: name servers take their time
         for address in checked[:4]:
             with suppress(OSError):
                 upstream = self._connected(address, port, end)
@@ -351,15 +358,20 @@ class EgressConnection:
         """Tell the program why nothing was done, and let it read that before the connection is closed."""
         if outcome not in _STATUS:
             return
-        text = f"kdskills: {words}\n".encode()
-        head = f"HTTP/1.1 {_STATUS[outcome]}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+        answer = _refusal(outcome, words)
         with suppress(OSError, EgressRefused):
-            answer = head.encode() + text
             self._client.send(answer if self._inner is None else self._inner.seal(answer, last=True), _SEND)
             self._client.shutdown(socket.SHUT_WR)
             end = time.monotonic() + 0.5  # bytes nobody read would make the kernel throw the answer away
             while self._await([(self._client, select.POLLIN)], end) and self._client.recv(_CHUNK, _NOWAIT):
                 pass
+
+
+def _refusal(outcome: str, words: str) -> bytes:
+    """Return an answer of ours."""
+    text = f"kdskills: {words}\n".encode()
+    head = f"HTTP/1.1 {_STATUS[outcome]}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + text
 
 
 def _same(data: bytes) -> bytes:
@@ -393,6 +405,7 @@ class EgressProxy:
         self._lock = threading.Lock()
         self._bytes_left = bounds.size
         self._rows: list[NetworkConnection] = []
+        self._count = 0
         self._threads: set[threading.Thread] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="kdskills-egress", daemon=True)
@@ -413,6 +426,11 @@ class EgressProxy:
                 self.over.close()
             return tuple(self._rows)
 
+    def require_run(self) -> None:
+        """Raise EgressRefused when the run is over."""
+        if self._over_write.fileno() < 0:
+            raise EgressRefused("run_over", "the run is over")
+
     def require_bytes(self) -> None:
         """Raise EgressRefused when the run has used up its bytes."""
         if self._bytes_left < 0:
@@ -427,9 +445,10 @@ class EgressProxy:
     def _accept(self) -> None:
         """Take descriptors until the run is over or the helper is gone."""
         with self._channel:
-            poll = select.poll()
+            poll, pause = select.poll(), select.poll()
             for link in (self.over, self._channel):
                 poll.register(link, select.POLLIN)
+            pause.register(self.over, select.POLLIN)
             while self.over.fileno() not in dict(poll.poll()):
                 try:
                     data, fds, _, _ = socket.recv_fds(self._channel, 1, 1, _NOWAIT | socket.MSG_CMSG_CLOEXEC)
@@ -441,6 +460,8 @@ class EgressProxy:
                     self._take(fd)
                 if not data:
                     return
+                if self._count > MAX_ROWS:
+                    pause.poll(PACE_MS)
 
     def _take(self, fd: int) -> None:
         """Serve a descriptor that is a TCP connection of the sandbox; anything else is closed."""
@@ -457,7 +478,10 @@ class EgressProxy:
             if admitted:
                 thread.start()
                 return
-        client.close()
+        with client, suppress(OSError):
+            client.send(_refusal("too_many", "too many connections at one time"), _SEND)
+            client.shutdown(socket.SHUT_WR)
+            client.recv(_CHUNK, _NOWAIT)  # bytes nobody read would make the kernel throw the answer away
         with self._lock:
             self._threads.discard(thread)
         self._note(NetworkConnection("", 0, "too_many"))
@@ -473,13 +497,15 @@ class EgressProxy:
                     self.over.close()
 
     def _note(self, row: NetworkConnection) -> None:
-        _LOG.info(
-            "connection to %s:%d (%s): %s, %d bytes there, %d back",
-            row.host, row.port, row.address or "no address", row.outcome, row.sent, row.received,
-        )  # fmt: skip
         with self._lock:
-            if len(self._rows) < MAX_ROWS:
+            self._count += 1
+            if self._count <= MAX_ROWS:
                 self._rows.append(row)
+        if self._count <= MAX_LINES:
+            _LOG.info(
+                "connection to %s:%d (%s): %s, %d bytes there, %d back",
+                row.host, row.port, row.address or "no address", row.outcome, row.sent, row.received,
+            )  # fmt: skip
 
 
 def _connection_of(fd: int) -> socket.socket | None:

@@ -45,7 +45,17 @@ NAMES = {
     "host.example.net": [NEAR],
     **{f"f{number}.example.net": [address] for number, address in enumerate((*FORBIDDEN, *FORBIDDEN6))},
 }
-GRANTED = ("www.example.net", "*.wild.example", "rebind.example.net", "other.example:8080", *(
+LITERALS = (
+    "10.0.0.5",
+    "127.0.0.1",
+    "169.254.169.254",
+    "[::1]",
+    "[::ffff:a00:5]",
+    "[64:ff9b::a00:5]",
+    "[2002:a00:5::1]",
+)
+"""Addresses that are granted by themselves, and may not be reached all the same."""
+GRANTED = (*LITERALS, "www.example.net", "*.wild.example", "rebind.example.net", "other.example:8080", *(
     name for name in NAMES if name.endswith(".example.net") and name != "www.example.net"
 ))  # fmt: skip
 
@@ -86,6 +96,21 @@ ATTEMPTS: dict[str, bytes] = {
     "percent_in_host": request("http://www%2eexample.net/"),
     "two_dots": request("http://www.example.net../"),
     "localhost": request("http://localhost/"),
+    "metadata_name": request("http://metadata.google.internal/computeMetadata/v1/", None, "Metadata-Flavor: Google"),
+    "metadata_short_name": request("http://instance-data/latest/"),
+    "punycode": request("http://xn--www-example-net-yf1b.example/"),
+    "look_alike": b"GET http://www.ex\xd0\xb0mple.net/ HTTP/1.1\r\nHost: www.example.net\r\n\r\n",
+    "soft_hyphen": b"GET http://www\xc2\xad.example.net/ HTTP/1.1\r\nHost: www.example.net\r\n\r\n",
+    "wide_dot": b"GET http://other\xef\xbc\x8eexample/ HTTP/1.1\r\nHost: www.example.net\r\n\r\n",
+    "nul_in_host": request("http://www.example.net\0.other.example/"),
+    "tab_in_target": request("http://www.example.net\t.other.example/"),
+    "semicolon": request("http://www.example.net;.other.example/"),
+    "question": request("http://other.example?.www.example.net/", "other.example"),
+    "four_slashes": request("http:////other.example/", "other.example"),
+    "one_slash": request("http:/other.example/", "other.example"),
+    "name_in_brackets": request("http://[www.example.net]/"),
+    "no_host_in_header": request(W + "/", "", "Host: "),
+    "port_in_header": request(W + "/", "www.example.net:8080"),
     "bare_name": request("http://www/"),
     "empty_host": request("http:///x", "www.example.net"),
     "connect_other": connect("other.example:443"),
@@ -97,7 +122,12 @@ ATTEMPTS: dict[str, bytes] = {
     "port_spelled": connect("www.example.net:0443"),
     "port_too_big": connect("www.example.net:65979"),
     "port_none": connect("www.example.net"),
-    "default_port_of_a_rule": request("http://other.example/", "other.example"),
+    "port_empty": request("http://www.example.net:/", "www.example.net"),
+    "port_signed": connect("www.example.net:+80"),
+    "port_hex": connect("www.example.net:0x50"),
+    "two_ports": connect("www.example.net:8080:80"),
+    "smtp": connect("www.example.net:25"),
+    "default_port_of_a_rule": request("http://other.example:443/"),
     # addresses, in every spelling
     "address": request(f"http://{OTHER}/"),
     "granted_by_address": request(f"http://{PUBLIC}/"),
@@ -107,12 +137,28 @@ ATTEMPTS: dict[str, bytes] = {
     "decimal": request("http://167772165/"),
     "octal": request("http://012.0.0.5/"),
     "hex": request("http://0xa000005/"),
+    "octal_parts": request("http://012.00.00.05/"),
+    "octal_dotless": request("http://01200000005/"),
+    "zeros": request("http://010.000.000.005/"),
+    "beyond": request("http://4462739461/"),
+    "last_dot_of_address": request("http://10.0.0.5./"),
+    "address_in_brackets": request("http://[10.0.0.5]/"),
+    "shared": request("http://100.100.100.200/latest/meta-data/"),
+    "multicast": connect("224.0.0.1:80"),
+    "broadcast": connect("255.255.255.255:80"),
     "hex_parts": request("http://0xa.0x0.0x0.0x5/"),
     "short": request("http://10.5/"),
     "unspecified": connect("0.0.0.0:80"),
     "ipv6_loopback": connect("[::1]:80"),
     "ipv6_mapped": connect("[::ffff:10.0.0.5]:80"),
     "ipv6_nat64": connect("[64:ff9b::a00:5]:80"),
+    "ipv6_compatible": connect("[::10.0.0.5]:80"),
+    "ipv6_6to4": connect("[2002:a00:5::1]:80"),
+    "ipv6_teredo": connect("[2001::5]:80"),
+    "ipv6_nat64_local": connect("[64:ff9b:1::a00:5]:80"),
+    "ipv6_metadata": connect("[fd00:ec2::254]:80"),
+    "ipv6_mapped_dotted": request("http://[::ffff:169.254.169.254]/"),
+    "ipv6_long": connect("[0:0:0:0:0:0:0:1]:80"),
     "ipv6_zone": connect("[fe80::1%lo]:80"),
     "ipv6_zone_global": connect("[2001:db8:113::10%25near]:80"),
     "ipv6_bare": connect("::1:80"),
@@ -128,6 +174,18 @@ ATTEMPTS: dict[str, bytes] = {
     # one request read in two ways
     "both_lengths": request(W + "/", None, "Content-Length: 4", "Transfer-Encoding: chunked", method="POST", body="0\r\n\r\n"),
     "two_lengths": request(W + "/", None, "Content-Length: 4", "Content-Length: 5", method="POST", body="abcd"),
+    "hex_length": request(W + "/", None, "Content-Length: 0x4", method="POST", body="abcd"),
+    "list_of_lengths": request(W + "/", None, "Content-Length: 4, 4", method="POST", body="abcd"),
+    "two_codings": request(W + "/", None, *["Transfer-Encoding: chunked"] * 2, method="POST", body="0\r\n\r\n"),
+    "list_of_codings": request(W + "/", None, "Transfer-Encoding: gzip, chunked", method="POST", body="0\r\n\r\n"),
+    "coding_after_control": request(W + "/", None, "Transfer-Encoding: \x0bchunked", method="POST", body="0\r\n\r\n"),
+    "connect_with_body": connect("www.example.net:443", "Content-Length: 3"),
+    "connect_with_chunks": connect("www.example.net:443", "Transfer-Encoding: chunked"),
+    "connection_names_length": request(W + "/", None, "Connection: Content-Length", "Content-Length: 4", method="POST", body="abcd"),
+    "trailers": request(W + "/sink", None, "Transfer-Encoding: chunked", method="POST", body="0\r\nHost: other.example\r\n\r\n"),
+    "chunk_lines_by_lf": request(W + "/sink", None, "Transfer-Encoding: chunked", method="POST", body="3\nabc\n0\n\n"),
+    "negative_chunk": request(W + "/sink", None, "Transfer-Encoding: chunked", method="POST", body="-1\r\nabc\r\n0\r\n\r\n"),
+    "chunk_longer_than_told": request(W + "/sink", None, "Transfer-Encoding: chunked", method="POST", body="2\r\nabc\r\n0\r\n\r\n"),
     "signed_length": request(W + "/", None, "Content-Length: +4", method="POST", body="abcd"),
     "odd_coding": request(W + "/", None, "Transfer-Encoding: xchunked", method="POST", body="0\r\n\r\n"),
     "coding_of_1_0": request(W + "/", None, "Transfer-Encoding: chunked", method="POST", body="0\r\n\r\n", version="1.0"),
@@ -171,6 +229,14 @@ PASSED: dict[str, bytes] = {
         W + "/echo", None, "Transfer-Encoding: chunked", method="POST", body="3\r\n123\r\n2\r\n45\r\n0\r\n\r\n"
     ),
     "no_port_in_host": request("www.example.net:443", "www.example.net", method="CONNECT") + b"GET /x HTTP/1.0\r\n\r\n",
+    "question_and_user": request(W + "?@other.example/", "www.example.net"),
+    "upgrade": request(
+        W + "/ok", None, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"
+    ),
+    "websocket": request(W + "/ok", None, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"),
+    "proxy_words": request(
+        W + "/ok", None, "Proxy-Authorization: Basic eDp5", "Proxy-Connection: keep-alive", "TE: trailers"
+    ),
     "pipelined": request(W + "/ok") + request("http://other.example/") + request(W + "/second"),
 }
 """What is granted."""
@@ -218,6 +284,19 @@ inet, inet6, stream, datagram = socket.AF_INET, socket.AF_INET6, socket.SOCK_STR
 answers["direct"] = direct(inet, stream, ("203.0.113.10", 80))
 answers["direct_ipv6"] = direct(inet6, stream, ("2001:db8:113::10", 80))
 answers["direct_host"] = direct(inet, stream, ("203.0.113.1", 80))
+answers["direct_udp"] = direct(inet, datagram, ("203.0.113.10", 443), b"x")
+answers["metadata"] = direct(inet, stream, ("169.254.169.254", 80))
+answers["raw"] = direct(inet, socket.SOCK_RAW, ("203.0.113.10", 0), b"x")
+answers["packet"] = direct(socket.AF_PACKET, socket.SOCK_RAW, ("lo", 0), b"x" * 60)
+answers["helper_by_udp"] = direct(inet, datagram, ("127.0.0.1", 3128), b"GET http://www.example.net/ HTTP/1.0\\r\\n\\r\\n")
+def through(proxy):
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({"http": proxy} if proxy else {}))
+        return "REACHED" + opener.open("http://www.example.net/ok", timeout=20).read().decode()
+    except OSError as error:
+        return "OSError " + str(error)
+answers["no_proxy"], answers["other_proxy"] = through(""), through("http://203.0.113.10:80")
+answers["proxy_of_host"] = through("http://203.0.113.1:80")
 answers["direct_dns"] = direct(inet, datagram, ("203.0.113.53", 53), b"x" * 20)
 answers["loopback_of_host"] = direct(inet, stream, ("127.0.0.1", 80))
 for name, path in (("unix_abstract", "\\0kdskills-near"), ("unix_path", UNIX_PATH)):

@@ -19,6 +19,7 @@ from tests.integration.egress_world import (
     FORBIDDEN,
     FORBIDDEN6,
     GRANTED,
+    LITERALS,
     OTHER,
     PASSED,
     PUBLIC,
@@ -61,13 +62,31 @@ def test_what_is_granted_is_reached(world, attempt):
     assert answer.count("REACHED") == 1
 
 
-@pytest.mark.parametrize(
-    "attempt",
-    [
-        *("direct", "direct_ipv6", "direct_host", "direct_dns", "loopback_of_host", "unix_abstract", "unix_path"),
-        *("resolver", "helper_descriptors", "helper_memory"),
-    ],
+DIRECT = (
+    *(
+        "direct",
+        "direct_ipv6",
+        "direct_host",
+        "direct_dns",
+        "direct_udp",
+        "metadata",
+        "raw",
+        "packet",
+        "loopback_of_host",
+    ),
+    *("unix_abstract", "unix_path", "resolver", "no_proxy", "other_proxy", "proxy_of_host", "helper_by_udp"),
+    *("helper_descriptors", "helper_memory"),
 )
+"""Ways past the proxy."""
+
+
+def test_there_are_many_attempts():
+    """Attempts to reach what is not granted are no less than they were, and each is another."""
+    assert len(set(ATTEMPTS.values())) == len(ATTEMPTS) >= 130
+    assert len(DIRECT) >= 18
+
+
+@pytest.mark.parametrize("attempt", DIRECT)
 def test_there_is_no_other_way_out(world, attempt):
     """There is no route, no name server, no socket of the host, and the helper's memory and descriptors are closed."""
     assert world["answers"]["helpers"] == HELPERS[world["engine"]]
@@ -101,7 +120,10 @@ def test_servers_saw_granted_requests_only(world):
     }  # fmt: skip
     assert not {visit["address"] for visit in visits} & {*FORBIDDEN, *FORBIDDEN6}
     assert all(visit["port"] == 8080 or "other.example" not in visit["head"].partition("\r\n")[2] for visit in visits)
+    plain = [visit["head"].lower() for visit in visits if visit["port"] == 80]
+    assert not [head for head in plain if "\r\nupgrade:" in head or "\r\nproxy-" in head or "\r\nte:" in head]
     names = {visit["name"] for visit in world["visits"] if "name" in visit}
+    assert not names & {rule.strip("[]") for rule in LITERALS}
     assert names <= {rule.partition(":")[0] for rule in GRANTED} | {"a.b.wild.example", "nowhere.wild.example"}
 
 
@@ -111,7 +133,8 @@ def test_each_connection_is_a_row(world):
     assert {
         ("www.example.net", 443, "ok", PUBLIC), ("other.example", 80, "not_granted", ""),
         ("f3.example.net", 80, "address_refused", ""), ("nowhere.wild.example", 80, "name_unknown", ""),
-        ("", 0, "bad_request", ""),
+        ("", 0, "bad_request", ""), ("10.0.0.5", 80, "address_refused", ""), ("::1", 80, "address_refused", ""),
+        ("169.254.169.254", 80, "address_refused", ""), ("64:ff9b::a00:5", 80, "address_refused", ""),
     } <= rows  # fmt: skip
     assert len(world["rows"]) >= len(ATTEMPTS) + len(PASSED)
     assert "network" in world["limits"]

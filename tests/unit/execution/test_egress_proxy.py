@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -85,11 +86,11 @@ def test_descriptors_that_are_no_connections_are_closed(start, connect, tmp_path
 
 
 def test_a_crowd_waits_outside(start, connect):
-    """More connections than the bound are closed at once, and later ones are served again."""
+    """More connections than the bound are refused at once, in words, and later ones are served again."""
     proxy, channel = start(connections=2)
     idle = [connect(channel) for _ in range(2)]
     third = connect(channel)
-    assert answer(third) == b""
+    assert answer(third).startswith(b"HTTP/1.1 503 ")
     for client in idle:
         client.sendall(b"GET http://other.invalid/ HTTP/1.1\r\nHost: other.invalid\r\n\r\n")
         assert answer(client).startswith(b"HTTP/1.1 403 ")
@@ -107,7 +108,9 @@ def test_a_crowd_waits_outside(start, connect):
         (b"SSH-2.0-x\r\n", b"502", "bad_answer"),
         (b"HTTP/1.1 20", b"504", "too_slow"),
         (b"HTTP/1.1 200 OK\r\n", b"502", "bad_answer"),
+        (b"HTTP/1.1 OK\r\n\r\n", b"502", "bad_answer"),
         (b"", b"502", "bad_answer"),
+        (b"", b"502", "broken"),
         (b"HTTP/1.1 200 OK\r\n\r\nyes", b"200", "ok"),
     ],
 )
@@ -122,6 +125,8 @@ def test_what_a_server_says_wrong_is_told(start, connect, stack, monkeypatch, sa
             link.sendall(said)
             if outcome == "too_slow":
                 link.recv(1)  # until the proxy gives up
+            if outcome == "broken":
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -159,9 +164,10 @@ def test_the_end_of_a_run_ends_its_connections(start, connect):
         channel.send(b"c")
 
 
-def test_a_name_server_that_hangs_holds_nobody_up(start, connect):
+def test_a_name_server_that_hangs_holds_nobody_up(start, connect, monkeypatch):
     """A run ends although a name is still being asked for, and nothing is connected to when the answer comes."""
-    asked, answered = threading.Event(), threading.Event()
+    asked, answered, connected = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(EgressConnection, "_connected", lambda *arguments: connected.append(arguments))
 
     def slow(host, port):
         asked.set()
@@ -179,10 +185,13 @@ def test_a_name_server_that_hangs_holds_nobody_up(start, connect):
     assert answer(client) == b""
     while any(thread.name.startswith("kdskills-egress") for thread in threading.enumerate()):
         time.sleep(0.01)
+    assert connected == []
 
 
-def test_rows_are_bounded(start, connect):
-    """A program that is refused for ever fills no memory: rows stop at the bound."""
+def test_rows_are_bounded(start, connect, monkeypatch, caplog):
+    """A program that is refused for ever fills no memory and no disk: rows and lines of the log stop at their bounds."""
+    monkeypatch.setattr("kdskills.execution.egress_proxy.MAX_LINES", 100)
+    caplog.set_level("INFO", "kdskills.execution.egress")
     proxy, channel = start()
     with open(os.devnull, "rb") as null:  # noqa: PTH123 - a descriptor is all that is wanted
         for _ in range(MAX_ROWS + 20):
@@ -191,6 +200,7 @@ def test_rows_are_bounded(start, connect):
     client.sendall(b"x\n\n")
     answer(client)
     assert len(proxy.close()) == MAX_ROWS
+    assert len(caplog.records) == 100
 
 
 def test_ten_thousand_connections_leave_nothing(start, connect):
