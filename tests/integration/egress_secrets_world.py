@@ -360,7 +360,7 @@ async def run_skills(engine_name: str) -> dict[str, Any]:
             answer = await host.invoke("skills.run_script", {"path": "scripts/fetch.py", "skill": name}, context)
             printed[name] = answer.result["stdout"].strip()
         printed["work"] = await run_work(host)
-        await host.aclose()
+        await host.work.aclose()
         while slot_taken(settings.state_dir, 0):  # noqa: ASYNC110 - another process ends when it is idle
             await asyncio.sleep(0.05)
         lines = map(json.loads, (settings.state_dir / WORKER_LOG).read_text().splitlines())

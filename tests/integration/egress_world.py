@@ -106,6 +106,7 @@ ATTEMPTS: dict[str, bytes] = {
     "tab_in_target": request("http://www.example.net\t.other.example/"),
     "semicolon": request("http://www.example.net;.other.example/"),
     "question": request("http://other.example?.www.example.net/", "other.example"),
+    "question_and_user": request(W + "?@other.example/", "www.example.net"),
     "four_slashes": request("http:////other.example/", "other.example"),
     "one_slash": request("http:/other.example/", "other.example"),
     "name_in_brackets": request("http://[www.example.net]/"),
@@ -229,7 +230,6 @@ PASSED: dict[str, bytes] = {
         W + "/echo", None, "Transfer-Encoding: chunked", method="POST", body="3\r\n123\r\n2\r\n45\r\n0\r\n\r\n"
     ),
     "no_port_in_host": request("www.example.net:443", "www.example.net", method="CONNECT") + b"GET /x HTTP/1.0\r\n\r\n",
-    "question_and_user": request(W + "?@other.example/", "www.example.net"),
     "upgrade": request(
         W + "/ok", None, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"
     ),
@@ -285,7 +285,7 @@ answers["direct"] = direct(inet, stream, ("203.0.113.10", 80))
 answers["direct_ipv6"] = direct(inet6, stream, ("2001:db8:113::10", 80))
 answers["direct_host"] = direct(inet, stream, ("203.0.113.1", 80))
 answers["direct_udp"] = direct(inet, datagram, ("203.0.113.10", 443), b"x")
-answers["metadata"] = direct(inet, stream, ("169.254.169.254", 80))
+answers["direct_metadata"] = direct(inet, stream, ("169.254.169.254", 80))
 answers["raw"] = direct(inet, socket.SOCK_RAW, ("203.0.113.10", 0), b"x")
 answers["packet"] = direct(socket.AF_PACKET, socket.SOCK_RAW, ("lo", 0), b"x" * 60)
 answers["helper_by_udp"] = direct(inet, datagram, ("127.0.0.1", 3128), b"GET http://www.example.net/ HTTP/1.0\\r\\n\\r\\n")

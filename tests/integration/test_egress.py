@@ -69,7 +69,7 @@ DIRECT = (
         "direct_host",
         "direct_dns",
         "direct_udp",
-        "metadata",
+        "direct_metadata",
         "raw",
         "packet",
         "loopback_of_host",
