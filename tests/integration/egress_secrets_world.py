@@ -16,6 +16,8 @@ import ssl
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,7 @@ answers = {
     "urllib": opened(API + "/echo", WRONG),
     "post": opened(API + "/echo", data=b"x" * 70_000)[-400:],
     "split": opened(API + "/split"), "header": opened(API + "/header"), "token": opened(API + "/token"),
+    "memory": opened(API + "/memory"),
     "gzip": opened(API + "/gzip", {"Accept-Encoding": "gzip"}),
     "redirect": opened(API + "/redirect"),
     "plain_explicit": opened("http://www.example.net/echo"), "plain_of_tls": opened("http://api.example.net/echo"),
@@ -230,6 +233,28 @@ def write_certificates(folder: Path) -> None:
         (folder / host).write_bytes(private + made.public_bytes(Encoding.PEM))
 
 
+def sandbox_memories() -> dict[str, Any]:
+    """Return how many processes beside a helper could be read from here, and which of them hold the secret: a core dump would."""
+    names, holders = [], []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if "0100007F:0C38" in (folder / "net/tcp").read_text():
+                held = any(SECRET.encode() in piece for piece in memory_of(folder))
+                names.append((folder / "comm").read_text().strip())
+                holders += [names[-1]] * held
+    return {"processes": len(names), "holders": holders}
+
+
+def memory_of(folder: Path) -> Iterator[bytes]:
+    """Yield what a process has in memory."""
+    with (folder / "mem").open("rb", 0) as memory:
+        for line in (folder / "maps").read_text().splitlines():
+            first, last = (int(word, 16) for word in line.split()[0].split("-"))
+            with suppress(OSError, OverflowError, ValueError):
+                memory.seek(first)
+                yield memory.read(last - first)
+
+
 class SecretServers(FarServers):
     """Hosts that tell the program everything it sent, in several forms; port 443 is TLS."""
 
@@ -281,6 +306,8 @@ class SecretServers(FarServers):
             text, more = b"REACHED", b"X-Echo: " + secret + b"\r\n"
         if path == "/token":
             text = json.dumps({"token": secret.decode().removeprefix("Bearer ")}).encode()
+        if path == "/memory":
+            text = json.dumps(sandbox_memories()).encode()
         if path == "/reversed":
             text = secret[::-1]
         if path == "/gzip" and b"Encoding: gzip" in head:

@@ -94,6 +94,11 @@ def test_a_planted_secret_is_never_readable_inside(world):
     assert answers["looked"]["files"] > 10
     assert answers["looked"]["memories"] >= 1
     assert answers["traces"] == []
+    outside = json.loads(answers["memory"].partition("}")[0] + "}")
+    assert (outside["processes"] >= 2, outside["holders"]) == (
+        True,
+        [],
+    )  # the program and the helper, as root reads them
     assert answers["private_keys"] == []
     assert SECRET not in json.dumps(answers)
     assert set(answers["variables"].values()) == {"/run/trust/certificates.pem"}
