@@ -250,7 +250,7 @@ LATER = {
     "vectors": 400,
     "environments": 3_600,
     "shell": 1_200,
-    "network": 1_000,
+    "network": 1_550,
     "conversations": 600,
 }
 """Lines that what was built after the measures were set may have."""
@@ -260,7 +260,7 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 278,
+    "files": 279,
     "empty": 1,
     "shared": 12,
     "single": 11,
