@@ -39,6 +39,7 @@ async def start(engine, mark, mode):
         argv=("python3", "payload.py", mark, mode),
         inputs=(InputFile("payload.py", PAYLOAD.read_bytes()),),
         limits=LIMITS,
+        network=("granted.invalid",) if mode == "deaf" and engine.name != "subprocess" else "none",
         profile="unsafe-local",
     )
     handle = await engine.start(request)

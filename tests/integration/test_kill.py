@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def leaves(owner):
 
 @pytest.mark.parametrize(("engine", "modes", "as_user"), CASES)
 def test_the_next_start_finds_nothing_left(command, engine, modes, as_user):
-    """No process, cgroup, container, record or workdir of the killed owner is left, and the report names them."""
+    """No process, cgroup, container, record or folder of the killed owner is left, and the report names them."""
     argv, state, env = command(as_user=as_user)
     mark = f"mark-{secrets.token_hex(8)}"
     owner = subprocess.Popen(
@@ -131,6 +132,7 @@ def test_the_next_start_finds_nothing_left(command, engine, modes, as_user):
     while look(owner.pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert look(owner.pid) == []
+    assert list(Path(tempfile.gettempdir()).glob(f"kdskills-network-*-{owner.pid}-*")) == []
     assert shared or len(report["ended"]) >= len(modes), report
     again = subprocess.run([*argv, "reap", engine, str(state)], capture_output=True, text=True, env=env, timeout=120)
     assert [line for line in json.loads(again.stdout)["ended"] if f"-{owner.pid}-" in line] == []
