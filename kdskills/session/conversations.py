@@ -7,7 +7,7 @@ that of another who began at the same point.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Final, Protocol, runtime_checkable
@@ -46,10 +46,8 @@ class ConversationTurn:
 
     def to_json(self) -> dict[str, Any]:
         """Return the turn as JSON."""
-        rows = [{**asdict(each), "calls": [*map(asdict, each.calls)]} for each in self.messages]
-        for row in rows:
-            del row["images"]
-        facts = {"ended_at": self.ended_at.isoformat(), "messages": rows, "files": list(self.files)}
+        moment = self.ended_at.isoformat()
+        facts = {"ended_at": moment, "messages": _rows(self.messages), "files": list(self.files)}
         return {**asdict(replace(self, messages=())), **facts}
 
     @classmethod
@@ -57,15 +55,48 @@ class ConversationTurn:
         """Return the turn written by `to_json`; what was not is a KeyError, TypeError or ValueError."""
         facts = {
             "ended_at": datetime.fromisoformat(value["ended_at"]),
-            "messages": tuple(map(_message, value["messages"])),
+            "messages": _messages(value["messages"]),
             "usage": Usage(**value["usage"]),
             "files": tuple(value["files"]),
         }
         return cls(**{**value, **facts})
 
 
-def _message(row: Mapping[str, Any]) -> Message:
-    return Message(**{**row, "calls": tuple(ToolCall(**call) for call in row["calls"])})
+def _rows(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    rows = [{**asdict(each), "calls": [*map(asdict, each.calls)]} for each in messages]
+    for row in rows:
+        del row["images"]
+    return rows
+
+
+def _messages(rows: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
+    return tuple(Message(**{**row, "calls": tuple(ToolCall(**call) for call in row["calls"])}) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSummary:
+    """Stands for the first turns of a conversation: their ids, what they said in short, and what must stay as it was said.
+
+    `pinned` holds the calls and results that carry texts of loaded skills.
+    """
+
+    turn_ids: tuple[str, ...]
+    text: str
+    pinned: tuple[Message, ...] = ()
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return what a model reads instead of the turns."""
+        return (Message("user", f"{SUMMARY_HEAD}\n{self.text}"), *self.pinned)
+
+
+SUMMARY_HEAD: Final = "What was said before, in short:"
+
+
+def receipt_of(message: Message) -> Message:
+    """Return a result of an earlier turn as one line, where that is shorter; other messages, and pinned ones, as they are."""
+    line = f"[result of {message.tool or 'tool'} in an earlier turn left out: {len(message.text)} characters]"
+    cut = message.role == "tool" and message.pin is None and len(line) < len(message.text)
+    return replace(message, text=line) if cut else message
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +113,17 @@ class ConversationHead:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation as a store keeps it: `pool` holds the source of every number its answers cite."""
+    """A conversation as a store keeps it: `pool` holds the source of every number its answers cite.
+
+    What no longer fits is shown shorter: `summary` stands for the first turns, and of those after it, up to turn number
+    `receipts`, results are one line each. `turns` holds all of them as they were.
+    """
 
     head: ConversationHead
     pool: SourcesPool = field(default_factory=SourcesPool)
     turns: tuple[ConversationTurn, ...] = ()
+    receipts: int = 0
+    summary: TurnSummary | None = None
 
     @classmethod
     def begin(cls, conversation_id: str, consumer: str, user: str | None, now: datetime) -> Conversation:
@@ -99,14 +136,45 @@ class Conversation:
         return replace(self, head=head, pool=pool, turns=(*self.turns, turn))
 
     def messages(self) -> tuple[Message, ...]:
-        """Return what was said so far; it is the beginning of what any later turn says."""
-        return tuple(message for turn in self.turns for message in turn.messages)
+        """Return what a model reads of the turns so far; until something is cut, any later turn begins with it."""
+        messages = [] if self.summary is None else [*self.summary.messages()]
+        for number, turn in enumerate(self.turns[self.summarised :], self.summarised + 1):
+            messages += map(receipt_of, turn.messages) if number <= self.receipts else turn.messages
+        return tuple(messages)
+
+    @property
+    def summarised(self) -> int:
+        """How many turns the summary stands for."""
+        return 0 if self.summary is None else len(self.summary.turn_ids)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a store keeps beside head and turns, as JSON."""
+        summary = None
+        if self.summary is not None:
+            summary = {
+                "turn_ids": [*self.summary.turn_ids],
+                "text": self.summary.text,
+                "pinned": _rows(self.summary.pinned),
+            }
+        return {"pool": self.pool.to_json(), "receipts": self.receipts, "summary": summary}
+
+    @classmethod
+    def of_state(
+        cls, head: ConversationHead, state: Mapping[str, Any], turns: Sequence[ConversationTurn]
+    ) -> Conversation:
+        """Return the conversation of which `state` gave *state*; of another one it is a KeyError, TypeError or ValueError.
+
+        Raises BadRequest for a pool that is none.
+        """
+        row, summary = state["summary"], None
+        if row is not None:
+            summary = TurnSummary(tuple(row["turn_ids"]), row["text"], _messages(row["pinned"]))
+        return cls(head, SourcesPool.from_json(state["pool"]), tuple(turns), state["receipts"], summary)
 
     def to_json(self) -> dict[str, Any]:
         """Return the conversation as JSON."""
         moments = {name: getattr(self.head, name).isoformat() for name in ("created_at", "touched_at")}
-        turns = [turn.to_json() for turn in self.turns]
-        return {**asdict(self.head), **moments, "pool": self.pool.to_json(), "turns": turns}
+        return {**asdict(self.head), **moments, **self.state(), "turns": [turn.to_json() for turn in self.turns]}
 
 
 @runtime_checkable

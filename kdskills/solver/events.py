@@ -92,6 +92,20 @@ class TurnFile(Form):
     location: str
 
 
+class ContextCut(Form):
+    """Something that a model no longer reads as it was said.
+
+    `kind` is what was done: `receipts` (results of earlier turns are one line each), `summary` (a text stands for the turns),
+    `results` (old results, for one model call). `turns` are the turns that are read shortened, of `results` the one that is
+    going on; tokens are estimates for all messages.
+    """
+
+    kind: Literal["receipts", "summary", "results"]
+    turns: tuple[str, ...]
+    tokens_before: int
+    tokens_after: int
+
+
 class TurnResult(Form):
     """What came of a turn.
 
@@ -105,6 +119,7 @@ class TurnResult(Form):
         citation_issues: Citations that do not resolve.
         model: The decision model, `provider:model`.
         replayed: Whether replies came from a recording.
+        context: What of the conversation the model read shortened.
         diagnostics: What was left out, cut or found odd.
     """
 
@@ -124,6 +139,7 @@ class TurnResult(Form):
     duration_ms: int = 0
     model: str = ""
     replayed: bool = False
+    context: tuple[ContextCut, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
@@ -455,6 +471,13 @@ class HistoryElided(Event):
 
     type: Literal["history.elided"] = "history.elided"
     messages: int
+
+
+class HistoryCut(Event):
+    """Earlier turns are read shortened from now on, because they no longer fit their share of the model's window."""
+
+    type: Literal["history.cut"] = "history.cut"
+    cut: ContextCut
 
 
 class DiagnosticRaised(Event):

@@ -229,6 +229,7 @@ def _result(turn: Turn) -> TurnResult:
         duration_ms=log.duration_ms,
         model=model.name,
         replayed=model.replayed,
+        context=tuple(log.context),
         diagnostics=tuple(turn.bus.diagnostics),
     )
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from kdskills.errors import BadRequest, KdskillsError
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, ModelFailed
 from kdskills.models import Message, Redactor
-from kdskills.session.conversations import Conversation, ConversationTurn
+from kdskills.session.conversations import Conversation, ConversationTurn, TurnSummary, receipt_of
 from kdskills.session.core import store_errors
+from kdskills.solver.events import ContextCut, HistoryCut
 from kdskills.solver.tools import whole_text
 from kdskills.sources import rewrite_citations
 
@@ -25,6 +26,14 @@ History = Literal["session", "none"] | Sequence[Message]
 """What was said before a request: that of its conversation, nothing, or messages of the caller's own."""
 
 MAX_USER: Final = 200
+KEEP_TURNS: Final = 2
+"""Turns before the one that is going on which are read as they were."""
+SUMMARY_ROLE: Final = "solver.summary"
+SUMMARISE: Final = (
+    "Sum up the conversation below for whoever goes on with it: what the user wants and prefers, what was found out, decided "
+    "and made, with names, numbers and paths, and what is still open. Keep citations such as [[S:1]] beside what they show. "
+    "Write plain text, and nothing that was not said."
+)
 MAX_NAMED: Final = 50
 """Files of an earlier turn that are named to the model."""
 TURN_PREFIX: Final = "kdskills-turn-"
@@ -81,6 +90,72 @@ async def open_conversation(
         message = f"conversation {conversation_id!r} belongs to another consumer or user"
         raise BadRequest(message, code="conversation_foreign", conversation_id=conversation_id)
     return conversation
+
+
+async def fit_history(turn: Turn, size: Callable[[Message], int]) -> None:
+    """Cut what *turn* reads of earlier turns to half of its share of the window, when it takes more than that share.
+
+    Results become one line each, oldest first; then a summary stands for all turns but the last two. What was cut goes into
+    the conversation with the turn. Texts of loaded skills stay as they are. A summary that fails leaves the turns to what
+    shortens each request.
+    """
+    share = int(turn.window * turn.parts.settings.history_share)
+    conversation, before = turn.conversation, sum(map(size, turn.history))
+    if conversation is None or before <= share:
+        return
+    last = len(conversation.turns) - KEEP_TURNS
+    first = receipts = max(conversation.receipts, conversation.summarised)
+    tokens = before
+    while receipts < last and tokens > share // 2:
+        tokens -= sum(size(each) - size(receipt_of(each)) for each in conversation.turns[receipts].messages)
+        receipts += 1
+    if tokens < before:
+        ids = tuple(each.turn_id for each in conversation.turns[first:receipts])
+        conversation = replace(conversation, receipts=receipts)
+        _adopt(turn, conversation, ContextCut(kind="receipts", turns=ids, tokens_before=before, tokens_after=tokens))
+    if tokens > share and last > conversation.summarised:
+        try:
+            summary = await _summary(turn, conversation, last)
+        except ModelFailed as error:
+            message = f"earlier turns could not be summarised: {error.code}"
+            turn.bus.diagnose(Diagnostic("summary_failed", "warning", message))
+            return
+        conversation = replace(conversation, summary=summary)
+        after = sum(map(size, conversation.messages()))
+        cut = ContextCut(kind="summary", turns=summary.turn_ids, tokens_before=tokens, tokens_after=after)
+        _adopt(turn, conversation, cut)
+
+
+def _adopt(turn: Turn, conversation: Conversation, cut: ContextCut) -> None:
+    turn.conversation, turn.history = conversation, conversation.messages()
+    turn.log.context.append(cut)
+    turn.bus.emit(HistoryCut, cut=cut)
+
+
+async def _summary(turn: Turn, conversation: Conversation, last: int) -> TurnSummary:
+    """Have the first *last* turns summarised, together with the summary there is. Raises ModelFailed, ReplayError."""
+    ids = tuple(each.turn_id for each in conversation.turns[:last])
+    fresh = [receipt_of(m) for each in conversation.turns[conversation.summarised : last] for m in each.messages]
+    old = conversation.summary.messages() if conversation.summary is not None else ()
+    pins, messages = await turn.pins(), [*old, *fresh]
+    text = "\n".join(f"[{m.role}] {m.text}" for m in messages if m.text and m.pin is None)
+    room = turn.window * 2  # characters: half of the window at four to a token
+    if len(text) > room:
+        text = f"{text[: room // 2]}\n[…]\n{text[-room // 2 :]}"
+    reply = await turn.write(SUMMARY_ROLE, SUMMARISE, text)
+    if not reply.text.strip():
+        raise ModelFailed("the summary is empty", code="summary_empty")
+    return TurnSummary(ids, turn.bus.redactor.text(reply.text.strip()), tuple(_pinned(messages, pins)))
+
+
+def _pinned(messages: Sequence[Message], pins: Collection[str]) -> Iterator[Message]:
+    """Yield results with a pin of *pins*, each after the call it answers; of several of one skill the last."""
+    calls = {call.id: call for message in messages for call in message.calls}
+    results = {m.pin: m for m in messages if m.pin is not None and set(pins) & set(m.pin.split())}
+    for message in results.values():
+        call = calls.get(message.call_id or "")
+        if call is not None:
+            yield from (Message("assistant", calls=(call,)), message)
 
 
 async def add_to_conversation(turn: Turn, result: TurnResult, now: datetime) -> TurnResult:

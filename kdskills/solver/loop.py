@@ -16,6 +16,7 @@ import time
 from bisect import bisect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from kdskills.bundle.descriptor import DECISION
@@ -23,9 +24,9 @@ from kdskills.errors import FileRefused, ModelFailed
 from kdskills.models import IMAGE_TOKENS, Message, ModelReply, ModelRequest, ToolCall, ToolSpec
 from kdskills.skills.model import TokenCounter, estimate_tokens
 from kdskills.solver.dispatch import CallAnswer, TurnDispatcher
-from kdskills.solver.events import AnswerChecked, HistoryElided, PromptBuilt
+from kdskills.solver.events import AnswerChecked, ContextCut, HistoryElided, PromptBuilt
 from kdskills.solver.finish import unknown_sids
-from kdskills.solver.history import files_note
+from kdskills.solver.history import files_note, fit_history
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
@@ -174,6 +175,7 @@ class Loop:
     async def run(self) -> None:
         """Run to the end; the outcome stands in the log. Raises ModelFailed and ReplayError."""
         log, settings = self._log, self._settings
+        await fit_history(self._turn, partial(_size, count=self._turn.count))
         log.messages += [*files_note(self._turn), Message("user", self._turn.request)]
         empty = False
         while True:
@@ -265,7 +267,11 @@ class Loop:
         elided = sum(shown_message != message for shown_message, message in zip(view, messages, strict=True))
         if elided:
             self._turn.bus.emit(HistoryElided, messages=elided)
-        if elided > self._elided:  # what was read before may no longer stand in the history: it may be read again
+        if elided > self._elided:
+            before, after = (sum(_size(each, self._turn.count) for each in group) for group in (messages, view))
+            cut = ContextCut(kind="results", turns=(self._turn.id,), tokens_before=before, tokens_after=after)
+            self._log.context.append(cut)
+            # what was read before may no longer stand in the history: it may be read again
             self._dispatcher.guard.history_cut()
         self._elided = elided
         return view

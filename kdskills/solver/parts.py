@@ -22,7 +22,7 @@ from kdskills.errors import BadRequest, UnknownName
 from kdskills.models import Message, ModelProvider, Redactor, Usage
 from kdskills.session.config import ScriptEnv
 from kdskills.skills.selection import CatalogMode
-from kdskills.solver.events import SkillUse, Step, TokenUsage, TurnStatus
+from kdskills.solver.events import ContextCut, SkillUse, Step, TokenUsage, TurnStatus
 from kdskills.solver.tools import whole_text
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class SolverSettings(BaseModel):
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
         shell: The shell and the file tools, likewise; they are off wherever scripts are.
         images: Whether tools show images to models; None: to those that say they take them.
+        history_share: Share of the model's window that earlier turns may take before they are cut.
         catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
@@ -183,6 +184,7 @@ class SolverSettings(BaseModel):
     run_scripts: bool | None = None
     shell: bool | None = None
     images: bool | None = None
+    history_share: Annotated[float, Field(gt=0, le=0.6)] = 0.4
     catalog: CatalogMode = "auto"
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)
@@ -226,6 +228,7 @@ class TurnLog:
         self.status: TurnStatus = "partial"
         self.stop_reason = "not_run"
         self.skills: dict[tuple[str, str], SkillUse] = {}
+        self.context: list[ContextCut] = []
         self._steps_begun = 0
         self._emitted_prompts: set[str] = set()
 

@@ -304,13 +304,13 @@ class Turn:
             skill = granted.skill
             self.log.used(SkillUse(id=skill.full_id, name=skill.name, digest=skill.digest, how="generator"))
         instructions = "\n\n".join(part for part in (self.parts.settings.base_text.strip(), str(block)) if part)
-        reply = await self._write(role, instructions, prompt)
+        reply = await self.write(role, instructions, prompt)
         usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
         used = tuple(granted.full_id for granted in block.granted)
         return Generated(reply.text, role, used, skipped, reply.model or self.parts.model(role).name, usage)
 
-    async def _write(self, role: str, instructions: str, prompt: str) -> ModelReply:
-        """Ask a generator, as a step of its own."""
+    async def write(self, role: str, instructions: str, prompt: str) -> ModelReply:
+        """Have the model of a role write a text, as a step of its own. Raises ModelFailed, ReplayError."""
         index = self.log.begin_step()
         active = await self.active_names()
         digest = text_digest(instructions)

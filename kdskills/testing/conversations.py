@@ -14,7 +14,13 @@ from datetime import timedelta
 from typing import Final
 
 from kdskills.models import Message, ToolCall, Usage
-from kdskills.session.conversations import Conversation, ConversationBusy, ConversationStore, ConversationTurn
+from kdskills.session.conversations import (
+    Conversation,
+    ConversationBusy,
+    ConversationStore,
+    ConversationTurn,
+    TurnSummary,
+)
 from kdskills.sources import SourcesPool
 from kdskills.testing.stores import START, expect
 
@@ -70,6 +76,15 @@ async def _round_trip(store: ConversationStore) -> None:
     expect(await store.get("c") == conversation, "a conversation comes back equal, texts character by character")
     expect(await store.get("C") is None, "ids differ by case")
     expect(await store.get("unknown") is None, "an unknown id is None")
+
+
+async def _cuts(store: ConversationStore) -> None:
+    conversation = await stored(store, talk(turns=3))
+    pinned = conversation.turns[0].messages[1:3]
+    summary = TurnSummary(("turn-1",), "In short: Körper 🙂", pinned)
+    longer = replace(talk(turns=4), receipts=2, summary=summary)
+    await store.add(longer)
+    expect(await store.get("c") == longer, "what is shown shorter comes back equal, and what it stands for, too")
 
 
 async def _compare_and_set(store: ConversationStore) -> None:
@@ -140,6 +155,7 @@ async def _erase(store: ConversationStore) -> None:
 
 CONVERSATION_CHECKS: Final = (
     ConversationCheck("round_trip", "conversations come back equal", _round_trip),
+    ConversationCheck("cuts", "summaries and receipts come back equal, beside all turns", _cuts),
     ConversationCheck("compare_and_set", "a turn is added to the turns it began with, or to none", _compare_and_set),
     ConversationCheck("one_winner", "of turns at once exactly one is added", _one_winner),
     ConversationCheck("delete", "deleting is final", _delete),

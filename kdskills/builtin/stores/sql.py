@@ -23,7 +23,6 @@ from kdskills.session.store import (
     StoreConflict,
     StoreUnavailable,
 )
-from kdskills.sources import SourcesPool
 from kdskills.storage.database import Database, LazyModule, micros, moment_of, upsert, utc_now, word_type
 
 if TYPE_CHECKING:
@@ -289,8 +288,7 @@ class SqlConversations:
         if row is None:
             return None
         try:
-            pool = SourcesPool.from_json(json.loads(row["state"])["pool"])
-            conversation = Conversation(head_of(row), pool, tuple(map(_turn_of, texts)))
+            conversation = Conversation.of_state(head_of(row), json.loads(row["state"]), [*map(_turn_of, texts)])
         except (BadRequest, ValueError, KeyError, TypeError) as error:
             raise StoreUnavailable(f"a conversation in {STORE_NAME} cannot be read: {type(error).__name__}") from error
         if len(texts) != conversation.head.number:
@@ -304,7 +302,7 @@ class SqlConversations:
         values = {
             "number": head.number,
             "touched_at": micros(head.touched_at),
-            "state": _json_text({"pool": conversation.pool.to_json()}),
+            "state": _json_text(conversation.state()),
         }
         identity = {"conversation_id": head.conversation_id}
         origin = {"consumer": head.consumer, "user_id": head.user, "created_at": micros(head.created_at)}

@@ -329,6 +329,13 @@ class Timeline(EventPrinter):
     on_history_elided = told(
         "history", "yellow", lambda event: f"{event.messages} old results shortened to fit the window"
     )
+    on_history_cut = told(
+        "history",
+        "yellow",
+        lambda e: (
+            f"{len(e.cut.turns)} earlier turns: {e.cut.kind}, {e.cut.tokens_before} to {e.cut.tokens_after} tokens"
+        ),
+    )
     on_approval_decided = told(
         "approval",
         "magenta",

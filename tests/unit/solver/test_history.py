@@ -273,3 +273,61 @@ async def test_images_are_of_their_own_turn(build):
         1,
         *[0] * 5,
     ]
+
+
+def cuts(result):
+    """Return kind and number of turns of what a result says was cut."""
+    return [(cut.kind, len(cut.turns)) for cut in result.context]
+
+
+async def test_old_results_become_receipts(build):
+    """Beyond its share of the window, results of the oldest turns are one line, in this turn and in the next; the rest stays."""
+    steps = [
+        step for number in range(4) for step in (call("react_read", refs=["turn:big.txt"]), say(f"answer {number}"))
+    ]
+    model = ScriptedModel([*steps, say("fifth"), say("sixth")], context_window=8_000)
+    async with build(model=model, history_share=0.2) as system:
+        solver, results = ReactSolver(system), []
+        for number in range(4):
+            results.append(await solver.run(f"q{number}", session_id="c1", files=[("big.txt", b"word " * 600)]))
+        results += [await solver.run(text, session_id="c1") for text in ("q4", "q5")]
+        conversation = await system.conversations.get("c1")
+    assert [kind for result in results for kind, _ in cuts(result)].count("receipts") >= 1
+    sent = model.requests[-1].messages
+    assert [m.text for m in sent if m.role == "user"] == [f"q{number}" for number in range(6)]
+    tools = [m.text for m in sent if m.role == "tool"]
+    assert tools[0].startswith("[result of react_read in an earlier turn left out")
+    assert "word word" in tools[-1]
+    assert sent[: len(model.requests[-2].messages)] == model.requests[-2].messages
+    assert "word word" in conversation.turns[0].messages[2].text
+
+
+async def test_middle_turns_are_summarised(build):
+    """What is too long even so is summed up by its own role; the last two turns stay, and the next turn asks for no summary."""
+    replies = [say(f"answer {number} " + "long " * 800) for number in range(4)]
+    roles = {"solver.summary": [say("They like it long [[S:1]].")]}
+    model = ScriptedModel([*replies, say("short"), say("end")], roles=roles, context_window=8_000)
+    async with build(model=model, history_share=0.3) as system:
+        solver = ReactSolver(system)
+        results = [await solver.run(f"q{number}", session_id="c1") for number in range(6)]
+        conversation = await system.conversations.get("c1")
+    asked = next(request for request in model.requests if request.role == "solver.summary")
+    assert "[user] q0" in asked.messages[0].text
+    number = next(number for number, result in enumerate(results) if cuts(result))
+    assert cuts(results[number]) == [("summary", number - 2)]
+    assert conversation.summary.turn_ids == tuple(result.turn_id for result in results[: number - 2])
+    last = model.requests[-1].messages
+    assert last[0].text == "What was said before, in short:\nThey like it long [[S:1]]."
+    assert [m.text for m in last if m.role == "user"][1:] == [f"q{each}" for each in range(number - 2, 6)]
+    assert len(conversation.turns) == 6
+
+
+async def test_a_summary_that_fails_is_told(build):
+    """The turn goes on with what there is, and says so."""
+    replies = [say("long " * 1_500), say("long " * 1_500), say("long " * 1_500), ModelFailed("no"), say("ok")]
+    async with build(replies, history_share=0.01) as system:
+        solver = ReactSolver(system)
+        system.models[next(iter(system.models))].context_window = 100_000
+        results = [await solver.run(f"q{number}", session_id="c1") for number in range(4)]
+    assert [finding.code for finding in results[3].diagnostics] == ["summary_failed"]
+    assert (results[3].text, results[3].context) == ("ok", ())
