@@ -286,7 +286,7 @@ async def test_old_results_become_receipts(build):
         step for number in range(4) for step in (call("react_read", refs=["turn:big.txt"]), say(f"answer {number}"))
     ]
     model = ScriptedModel([*steps, say("fifth"), say("sixth")], context_window=8_000)
-    async with build(model=model, history_share=0.2) as system:
+    async with build(model=model, history_share=0.25) as system:
         solver, results = ReactSolver(system), []
         for number in range(4):
             results.append(await solver.run(f"q{number}", session_id="c1", files=[("big.txt", b"word " * 600)]))
@@ -304,9 +304,9 @@ async def test_old_results_become_receipts(build):
 
 async def test_middle_turns_are_summarised(build):
     """What is too long even so is summed up by its own role; the last two turns stay, and the next turn asks for no summary."""
-    replies = [say(f"answer {number} " + "long " * 800) for number in range(4)]
+    replies = [say(f"answer {number} " + "long " * 800) for number in range(3)]
     roles = {"solver.summary": [say("They like it long [[S:1]].")]}
-    model = ScriptedModel([*replies, say("short"), say("end")], roles=roles, context_window=8_000)
+    model = ScriptedModel([*replies, *[say("short")] * 3], roles=roles, context_window=8_000)
     async with build(model=model, history_share=0.3) as system:
         solver = ReactSolver(system)
         results = [await solver.run(f"q{number}", session_id="c1") for number in range(6)]
@@ -327,7 +327,6 @@ async def test_a_summary_that_fails_is_told(build):
     replies = [say("long " * 1_500), say("long " * 1_500), say("long " * 1_500), ModelFailed("no"), say("ok")]
     async with build(replies, history_share=0.01) as system:
         solver = ReactSolver(system)
-        system.models[next(iter(system.models))].context_window = 100_000
         results = [await solver.run(f"q{number}", session_id="c1") for number in range(4)]
     assert [finding.code for finding in results[3].diagnostics] == ["summary_failed"]
     assert (results[3].text, results[3].context) == ("ok", ())
