@@ -11,7 +11,7 @@ from kdskills.errors import BadRequest, KdskillsError, ModelFailed
 from kdskills.models import Message, ToolCall
 from kdskills.session import StoreUnavailable
 from kdskills.session.conversations import ConversationBusy, MemoryConversations
-from kdskills.solver import ReactSolver
+from kdskills.solver import ReactSolver, ToolAnswer, ToolContext
 from kdskills.testing.models import ScriptedModel, call, say
 
 
@@ -330,3 +330,26 @@ async def test_a_summary_that_fails_is_told(build):
         results = [await solver.run(f"q{number}", session_id="c1") for number in range(4)]
     assert [finding.code for finding in results[3].diagnostics] == ["summary_failed"]
     assert (results[3].text, results[3].context) == ("ok", ())
+
+
+async def text_of_skill(context: ToolContext) -> ToolAnswer:
+    """Give a text that belongs to the loaded skill, as those of other servers do."""
+    return ToolAnswer("Third party's words.", pin=" ".join(await context.turn.pins()))
+
+
+@pytest.mark.parametrize("unloads", [False, True])
+async def test_texts_of_loaded_skills_survive_a_summary(build, unloads):
+    """What a loaded skill brought stays beside the summary, with its call; once it is unloaded it is summed up as well."""
+    first = [call("skills_load", names=["sales"]), call("tools_text_of_skill"), say("long " * 1_500)]
+    second = [call("skills_unload", names=["sales"])] if unloads else []
+    replies = [*first, *second, say("long " * 1_500), say("long " * 1_500), say("end")]
+    model = ScriptedModel(replies, roles={"solver.summary": [say("short")]}, context_window=16_000)
+    async with build(model=model, history_share=0.3, tools=[text_of_skill]) as system:
+        solver = ReactSolver(system)
+        results = [await solver.run(f"q{number}", session_id="c1") for number in range(4)]
+    assert cuts(results[3])[-1] == ("summary", 1)
+    last = model.requests[-1].messages
+    assert [m.tool for m in last if m.pin is not None] == ([] if unloads else ["tools_text_of_skill"])
+    assert [m.text for m in last if m.pin is not None] == ([] if unloads else ['"Third party\'s words."'])
+    answered = {m.call_id for m in last if m.role == "tool"}
+    assert {each.id for m in last for each in m.calls} == answered
