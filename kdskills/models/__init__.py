@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest
@@ -228,13 +228,20 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens used, as the provider counts them."""
+    """Tokens used, as the provider counts them.
+
+    Of `input`, `cache_read` came from the provider's cache and `cache_write` went into it; of `output`, `reasoning` is not in
+    the text. 0 where a provider does not tell.
+    """
 
     input: int = 0
     output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.input + other.input, self.output + other.output)
+        return Usage(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def total(self) -> int:

@@ -63,6 +63,9 @@ class RecordedUsage(_Form):
 
     input: int = 0
     output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
 
 
 class RecordedReply(_Form):
@@ -85,7 +88,7 @@ class RecordedReply(_Form):
             )
             for index, call in enumerate(self.calls, 1)
         )
-        usage = Usage(self.usage.input, self.usage.output)
+        usage = Usage(**dict(self.usage))
         return ModelReply(self.text, calls, usage, self.model or model, self.finish_reason, self.response_id)
 
 

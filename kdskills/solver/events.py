@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
+from kdskills.models import Usage
 
 TurnStatus = Literal["final", "unverified", "partial", "budget", "stuck", "failed"]
 TRANSCRIPT_SCHEMA = "kdskills.transcript/1"
@@ -23,10 +24,18 @@ class Form(BaseModel):
 
 
 class TokenUsage(Form):
-    """Tokens as the provider counted them."""
+    """Tokens as the provider counted them; `cache_read` and `cache_write` are part of `input`, `reasoning` of `output`."""
 
     input: int = 0
     output: int = 0
+    cache_read: int = 0
+    cache_write: int = 0
+    reasoning: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage) -> TokenUsage:
+        """Return what a provider reported."""
+        return cls(**asdict(usage))
 
 
 class CallRecord(Form):

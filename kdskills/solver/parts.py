@@ -251,7 +251,7 @@ class TurnLog:
     @property
     def tokens(self) -> TokenUsage:
         """Tokens of all model calls."""
-        return TokenUsage(input=self.usage.input, output=self.usage.output)
+        return TokenUsage.of(self.usage)
 
     def end(self, status: TurnStatus, reason: str) -> None:
         """Say how the turn ended."""

@@ -205,7 +205,7 @@ class ReactSolver:
             except TimeoutError:
                 turn.log.end("budget", "wall_s" if limit == wall else "deadline")
             finally:
-                span.used(turn.log.tokens.input, turn.log.tokens.output)
+                span.used(turn.log.usage)
             if turn.log.status != "final":
                 span.failed(turn.log.stop_reason)
 

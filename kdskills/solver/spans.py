@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kdskills.errors import KdskillsError
 
 if TYPE_CHECKING:
-    from kdskills.models import ModelProvider, ModelReply, ModelRequest
+    from kdskills.models import ModelProvider, ModelReply, ModelRequest, Usage
     from kdskills.session.receipts import ActiveSkill
 
 TRACER = "kdskills.solver"
@@ -43,9 +43,15 @@ class Span:
         if self._raw is not None:
             self._raw.set_status(self._failed)
 
-    def used(self, input_tokens: int, output_tokens: int) -> None:
-        """Record tokens."""
-        self.set({"gen_ai.usage.input_tokens": input_tokens, "gen_ai.usage.output_tokens": output_tokens})
+    def used(self, usage: Usage) -> None:
+        """Record tokens; of those that not every provider tells, what there were."""
+        self.set({"gen_ai.usage.input_tokens": usage.input, "gen_ai.usage.output_tokens": usage.output})
+        further = {
+            "cache_read.input_tokens": usage.cache_read,
+            "cache_creation.input_tokens": usage.cache_write,
+            "reasoning.output_tokens": usage.reasoning,
+        }
+        self.set({f"gen_ai.usage.{name}": count or None for name, count in further.items()})
 
     def replied(self, reply: ModelReply) -> None:
         """Record what is known of a reply."""
@@ -57,7 +63,7 @@ class Span:
             "gen_ai.output.messages": reply.text if shows_texts else None,
         }
         self.set(facts)
-        self.used(reply.usage.input, reply.usage.output)
+        self.used(reply.usage)
 
     def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
         """Record the skill a skill tool was about: the one it names, else the one loaded last."""

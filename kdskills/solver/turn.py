@@ -158,7 +158,7 @@ class Turn:
             for call in reply.calls:
                 redactor.arguments(call.arguments)
             span.replied(replace(reply, text=redactor.text(reply.text)))
-        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
+        usage = TokenUsage.of(reply.usage)
         facts = {"model": reply.model or provider.name, "finish_reason": reply.finish_reason}
         emit(ModelReplied, text=reply.text, calls=tuple(call.tool for call in reply.calls), usage=usage, **facts)
         self.log.usage += reply.usage
@@ -305,7 +305,7 @@ class Turn:
             self.log.used(SkillUse(id=skill.full_id, name=skill.name, digest=skill.digest, how="generator"))
         instructions = "\n\n".join(part for part in (self.parts.settings.base_text.strip(), str(block)) if part)
         reply = await self.write(role, instructions, prompt)
-        usage = TokenUsage(input=reply.usage.input, output=reply.usage.output)
+        usage = TokenUsage.of(reply.usage)
         used = tuple(granted.full_id for granted in block.granted)
         return Generated(reply.text, role, used, skipped, reply.model or self.parts.model(role).name, usage)
 

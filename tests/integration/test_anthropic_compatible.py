@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -77,6 +78,22 @@ async def model(server):
 
 def request(*messages, tools=(LOAD,)):
     return ModelRequest("solver.react.decision", "rules", messages or (Message("user", "u"),), tools)
+
+
+async def test_marks_and_tokens_of_the_cache(server, model):
+    """The ends of tools, instructions and history are marked; what the cache gave and took is told, unless it is turned off."""
+    answer = message({"type": "text", "text": "x"})
+    answer["usage"] |= {"cache_read_input_tokens": 100, "cache_creation_input_tokens": 20}
+    server.script = [(200, {}, answer), (200, {}, message({"type": "text", "text": "x"}))]
+    asked = request(Message("user", "u"), Message("assistant", "a"), Message("user", "v"))
+    assert (await model.reply(asked)).usage == Usage(131, 7, cache_read=100, cache_write=20)
+    body = server.seen[0][2]
+    ends = [body["tools"][-1], body["system"][-1], body["messages"][-1]["content"][-1]]
+    assert [row["cache_control"]["type"] for row in ends] == ["ephemeral"] * 3
+    assert json.dumps(body).count("cache_control") == 3
+    off = {f"anthropic_cache_{what}": False for what in ("tool_definitions", "instructions", "messages")}
+    await model.reply(replace(asked, settings=off))
+    assert "cache_control" not in json.dumps(server.seen[1][2])
 
 
 async def test_a_reply_with_calls_text_and_usage(server, model):

@@ -159,7 +159,9 @@ def incoming(response: parts.ModelResponse, name: str) -> ModelReply:
     called = [part for part in response.parts if isinstance(part, parts.ToolCallPart)]
     raw = [part.args if isinstance(part.args, str) else part.args_as_json_str() for part in called]
     calls = tuple(ToolCall(p.tool_call_id, p.tool_name, words) for p, words in zip(called, raw, strict=True))
-    usage = Usage(response.usage.input_tokens, response.usage.output_tokens)
+    counts = response.usage
+    cache = counts.cache_read_tokens, counts.cache_write_tokens
+    usage = Usage(counts.input_tokens, counts.output_tokens, *cache, counts.output_reasoning_tokens)
     model = response.model_name or name
     return ModelReply(text, calls, usage, model, response.finish_reason, response.provider_response_id)
 
@@ -208,11 +210,15 @@ def open_live(provider: str, target: str) -> PydanticAIModel:
     try:
         if provider == "anthropic":
             from anthropic import AsyncAnthropic
-            from pydantic_ai.models.anthropic import AnthropicModel
+            from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings
             from pydantic_ai.providers.anthropic import AnthropicProvider
 
             anthropic = AnthropicProvider(anthropic_client=AsyncAnthropic(**how))
-            model = AnthropicModel(address.model, provider=anthropic)
+            # Its cache works by marks: at the ends of tools, of rules and active skills, and of what was said.
+            marks = AnthropicModelSettings(
+                anthropic_cache_tool_definitions=True, anthropic_cache_instructions=True, anthropic_cache_messages=True
+            )
+            model = AnthropicModel(address.model, provider=anthropic, settings=marks)
         else:
             from openai import AsyncOpenAI
             from pydantic_ai.models.ollama import OllamaModel

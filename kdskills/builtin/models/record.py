@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 
 from kdskills.hooks import Register, hookimpl
@@ -73,7 +74,7 @@ class RecordingModel:
         reply = RecordedReply(
             text=self.redactor.text(answer.text),
             calls=tuple(calls),
-            usage=RecordedUsage(input=answer.usage.input, output=answer.usage.output),
+            usage=RecordedUsage(**asdict(answer.usage)),
             model=answer.model or None,
             finish_reason=answer.finish_reason,
             response_id=answer.response_id,

@@ -11,7 +11,8 @@ from opentelemetry.trace import StatusCode
 from pydantic import SecretStr
 
 from kdskills.errors import ModelFailed
-from kdskills.solver import ReactSolver
+from kdskills.models import Usage
+from kdskills.solver import ReactSolver, TokenUsage
 from kdskills.solver.spans import company_and_model
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
 
@@ -38,6 +39,16 @@ def by_name(spans):
 async def run(build, replies, **options):
     async with build(replies, **options) as system:
         return await ReactSolver(system).run("Which region grew?")
+
+
+async def test_spans_tell_what_a_cache_gave(build, spans):
+    """Tokens of the provider's cache and of reasoning stand in the spans of call and turn, and in the result."""
+    result = await run(build, [say("x", usage=Usage(100, 10, 60, 20, 5))])
+    assert result.usage == TokenUsage(input=100, output=10, cache_read=60, cache_write=20, reasoning=5)
+    for name in (AGENT, "chat scripted"):
+        row = by_name(spans)[name]
+        counts = [row[f"gen_ai.usage.{what}"] for what in ("cache_read.input_tokens", "cache_creation.input_tokens")]
+        assert [*counts, row["gen_ai.usage.reasoning.output_tokens"]] == [60, 20, 5]
 
 
 async def test_spans_name_agent_model_and_tools(build, executor, spans):

@@ -7,7 +7,7 @@ from kdskills.builtin.models.record import RecordingModel
 from kdskills.builtin.models.replay import ReplayModel, open_replay
 from kdskills.errors import BadRequest, ReplayError
 from kdskills.hooks import Register
-from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolSpec, open_model
+from kdskills.models import Message, ModelReply, ModelRequest, TextDelta, ToolSpec, Usage, open_model
 from kdskills.models.cassette import Cassette, parse_cassette, read_cassette
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
 
@@ -78,7 +78,8 @@ def test_replay_needs_a_file():
 async def test_a_recording_replays_equal(tmp_path):
     """What was recorded answers the same requests the same way."""
     path = tmp_path / "deep" / "cassette.yaml"
-    model = RecordingModel(ScriptedModel([call("skills_load", names=["sales"]), say("done \u0085 é")]), path)
+    done = say("done \u0085 é", usage=Usage(9, 8, 3, 2, 1))
+    model = RecordingModel(ScriptedModel([call("skills_load", names=["sales"]), done]), path)
     first = await model.reply(request())
     items = [item async for item in model.stream(request("v", active=["sales"]))]
     await model.aclose()
