@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 from pydantic import SecretStr
@@ -353,3 +355,48 @@ async def test_texts_of_loaded_skills_survive_a_summary(build, unloads):
     assert [m.text for m in last if m.pin is not None] == ([] if unloads else ['"Third party\'s words."'])
     answered = {m.call_id for m in last if m.role == "tool"}
     assert {each.id for m in last for each in m.calls} == answered
+
+
+KILLED = """
+import asyncio, sys
+from kdskills.builtin.stores.sql import SqlStore
+from kdskills.solver import PlainWiring, ReactSolver, SolverSystem
+from kdskills.testing import ScriptedModel, call, say
+
+
+class Hanging(ScriptedModel):
+    async def reply(self, request):
+        if self._left:
+            return await super().reply(request)
+        print("hangs", flush=True)
+        await asyncio.Event().wait()
+
+
+async def main():
+    model = Hanging([say("one"), call("skills_load", names=["sales"])])
+    store = SqlStore(sys.argv[2])
+    async with SolverSystem(bundle=sys.argv[1], model=model, executor=None, store=store, wiring=PlainWiring()) as system:
+        for request in "ab":
+            await ReactSolver(system).run(request, session_id="c1")
+
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_process_leaves_the_conversation(bundle_path, tmp_path):
+    """A process that is killed in the middle of its second turn has added the first one, whole, and nothing else."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, bundle_path, url], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "hangs\n"
+        process.kill()
+
+    async def conversation():
+        store = SqlStore(url)
+        answer = await store.conversations.get("c1")
+        await store.aclose()
+        return answer
+
+    assert [(turn.request, turn.answer) for turn in asyncio.run(conversation()).turns] == [("a", "one")]
