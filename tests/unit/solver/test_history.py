@@ -341,7 +341,7 @@ async def text_of_skill(context: ToolContext) -> ToolAnswer:
 
 @pytest.mark.parametrize("unloads", [False, True])
 async def test_texts_of_loaded_skills_survive_a_summary(build, unloads):
-    """What a loaded skill brought stays beside the summary, with its call; once it is unloaded it is summed up as well."""
+    """What a loaded skill brought stays beside the summary, with its call; once it is unloaded it is left out."""
     first = [call("skills_load", names=["sales"]), call("tools_text_of_skill"), say("long " * 1_500)]
     second = [call("skills_unload", names=["sales"])] if unloads else []
     replies = [*first, *second, say("long " * 1_500), say("long " * 1_500), say("end")]
@@ -352,7 +352,7 @@ async def test_texts_of_loaded_skills_survive_a_summary(build, unloads):
     assert cuts(results[3])[-1] == ("summary", 1)
     last = model.requests[-1].messages
     assert [m.tool for m in last if m.pin is not None] == ([] if unloads else ["tools_text_of_skill"])
-    assert [m.text for m in last if m.pin is not None] == ([] if unloads else ['"Third party\'s words."'])
+    assert [m.text for m in last if m.pin is not None] == ([] if unloads else ["Third party's words."])
     answered = {m.call_id for m in last if m.role == "tool"}
     assert {each.id for m in last for each in m.calls} == answered
 
