@@ -251,7 +251,7 @@ LATER = {
     "environments": 3_600,
     "shell": 1_200,
     "network": 1_550,
-    "conversations": 780,
+    "conversations": 830,
 }
 """Lines that what was built after the measures were set may have."""
 
