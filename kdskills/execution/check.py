@@ -103,8 +103,8 @@ HOOK_NAMES = frozenset(
 )  # fmt: skip
 """Loader, interpreter and client hooks refused by name."""
 
-RUNTIME_VARIABLES = frozenset({"KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
-"""Variables the runtime tools set for a script; a model's call may not set them."""
+FOLDER_VARIABLES = frozenset({"SKILL_DIR", "KDSKILLS_SKILL_DIR", "KDSKILLS_TURN_DIR"})
+"""Variables the runtime tools set for a script, folders below /skills and /work; a model's call may not set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def env_problem(name: str) -> str | None:
     """Return why an environment variable of this name is refused, or None."""
     if not _ENV_NAME.fullmatch(name):
         return "is no variable name"
-    if name in RUNTIME_VARIABLES:
+    if name in FOLDER_VARIABLES:
         return None
     if name in HOOK_NAMES or any(name[: len(prefix)] == prefix for prefix in HOOK_PREFIXES):
         return "steers loaders or interpreters and is refused by name"

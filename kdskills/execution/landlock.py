@@ -24,7 +24,14 @@ from typing import Any, ClassVar, Final, NamedTuple
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import RunPlan
 from kdskills.execution.dirs import private_dir, state_dir, write_note
-from kdskills.execution.local_tree import RunFolder, environment_folder, host_argv, host_path_of, leftovers
+from kdskills.execution.local_tree import (
+    RunFolder,
+    environment_folder,
+    host_argv,
+    host_path_of,
+    host_variables,
+    leftovers,
+)
 from kdskills.execution.owner import Cgroup, RunRecords, find_parent, leaf_name, reap
 from kdskills.execution.payload import (
     BASE_ENV,
@@ -32,7 +39,6 @@ from kdskills.execution.payload import (
     entry_argv,
     host_entry,
     package_variables,
-    program_variables,
 )
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ReapReport
@@ -183,7 +189,7 @@ def build_order(
         folder,
         limits,
         argv=argv,
-        env=environment(tree, plan, folder),
+        env=environment(tree, plan, folder, skills),
         cwd=host_path_of(plan.cwd, skills, folder.work),
         uid=uid,
         limits=within_own_limits(bounds),
@@ -215,7 +221,7 @@ def search_path(tree: Path) -> str:
     return ":".join(f"{tree}{folder_name}" for folder_name in BASE_ENV["PATH"].split(":"))
 
 
-def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
+def environment(tree: Path, plan: RunPlan, folder: RunFolder, skills: Mapping[str, Path]) -> dict[str, str]:
     """Return the program's variables. The shared libraries of the tree come first: its Python may be linked against one
     that the program's uid cannot reach on the host.
     """
@@ -225,7 +231,7 @@ def environment(tree: Path, plan: RunPlan, folder: RunFolder) -> dict[str, str]:
         "TMPDIR": str(folder.tmp),
         "LD_LIBRARY_PATH": ":".join(f"{tree}/{folder_name}" for folder_name in library_folders(tree)),
     }
-    return program_variables(plan.request, environment_folder(plan.request), **own)
+    return host_variables(plan, skills, folder.work, **own)
 
 
 OFFSET: Final = 1000

@@ -15,12 +15,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from kdskills.execution.check import RunPlan
+from kdskills.execution.check import FOLDER_VARIABLES, RunPlan
 from kdskills.execution.dirs import write_note
 from kdskills.execution.owner import is_leftover, owner_labels
+from kdskills.execution.payload import program_variables
 from kdskills.execution.protocol import ReapReport
 from kdskills.execution.request import ExecRequest
 from kdskills.execution.stage import Collection, collect
@@ -164,6 +166,16 @@ def host_argv(plan: RunPlan, skill_folders: Mapping[str, Path]) -> tuple[str, ..
 def environment_folder(request: ExecRequest) -> str:
     """Return where the request's environment lies on this host; empty without one."""
     return "" if request.environment is None else str(request.environment.root)
+
+
+def host_variables(plan: RunPlan, skill_folders: Mapping[str, Path], work: Path, **own: str) -> dict[str, str]:
+    """Return every variable of the program, the engine's *own* among them; those that name folders name them on this host."""
+    env = dict(plan.request.env)
+    for name in FOLDER_VARIABLES & env.keys():
+        _, top, skill, *_ = (*env[name].split("/"), "", "", "")
+        if top == "work" or (top == "skills" and skill in skill_folders):
+            env[name] = host_path_of(env[name], skill_folders, work).rstrip("/")
+    return program_variables(replace(plan.request, env=env), environment_folder(plan.request), **own)
 
 
 def host_path_of(inside: str, skill_folders: Mapping[str, Path], work: Path) -> str:

@@ -141,12 +141,14 @@ ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
 class ScriptResult:
     """What came of a script. A non-zero exit is a result, not an error.
 
-    `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood;
+    `workdir` is the folder it started in and `skill_dir` the skill's, as programs see them. `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood;
     they are part of the JSON only when there are any.
     """
 
     skill: str
     path: str
+    workdir: str
+    skill_dir: str
     status: ScriptStatus
     exit_code: int | None
     signal: int | None
@@ -165,7 +167,7 @@ class ScriptResult:
     def to_json(self) -> dict[str, Any]:
         """Return the answer of `skills.run_script`."""
         program = ("exit_code", "stdout", "stderr", "stdout_truncated", "stderr_truncated", "timed_out", "duration_ms")
-        names = ("skill", "path", *program, "status", "signal", "engine", "level")
+        names = ("skill", "path", "workdir", "skill_dir", *program, "status", "signal", "engine", "level")
         receipt: dict[str, Any] = {name: getattr(self, name) for name in names}
         receipt["artifacts"] = [item.to_json() for item in self.artifacts]
         if self.dropped:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import posixpath
 import re
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -194,17 +195,21 @@ def _is_script(skill: Skill, path: str, limit: int) -> bool:
     return True
 
 
+_SKILL_DIR: Final = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
+
+
 def _workdir(call: Call, skill: Skill, workdir: str) -> str:
-    """Return the folder to start in, inside the sandbox."""
-    if workdir.startswith("turn:"):
-        inner = workdir.removeprefix("turn:")
-        clean = "." if inner in {"", "."} else clean_path(inner)
-        if call.scope.workspace is None or not call.scope.workspace.has_folder(clean):
-            raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+    """Return the folder to start in, inside the sandbox: of the turn's files first, else of the skill."""
+    match = _SKILL_DIR.match(workdir)
+    in_turn = workdir.startswith("turn:")
+    inner = workdir.removeprefix("turn:") if match is None else workdir[match.end() :]
+    clean = "." if inner in {"", ".", "./"} else clean_path(inner)
+    if match is None and call.scope.workspace is not None and call.scope.workspace.has_folder(clean):
         return clean
-    if workdir in {"", ".", "./"}:
+    if in_turn:
+        raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
+    if clean == ".":
         return f"/skills/{skill.full_id}"
-    clean = clean_path(workdir)
     if skill.folder is None:
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
     try:
@@ -282,7 +287,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     }  # fmt: skip
     if call.scope.secrets is not None:
         call.scope.secrets(operator.values())
-    own = ENVIRONMENT | {"KDSKILLS_SKILL_DIR": f"/skills/{skill.full_id}"}
+    own = ENVIRONMENT | dict.fromkeys(("SKILL_DIR", "KDSKILLS_SKILL_DIR"), f"/skills/{skill.full_id}")
     turn = {} if workspace is None else {"KDSKILLS_TURN_DIR": "/work"}
     output_bytes = core.config.limits.max_output_bytes
     environment = await packages_of(
@@ -377,12 +382,17 @@ def tail_text(data: bytes, truncated: bool) -> str:
 
 
 def _answer(prepared: PreparedRun, result: ExecResult, collected: Collected) -> ScriptResult:
+    skill = prepared.target.skill
+    folder = f"/skills/{skill.full_id}"
+    skill_dir = "$SKILL_DIR" if skill.hidden else folder  # the name of a hidden skill is not told
     uncollected = tuple((item.path, item.message) for item in result.artifact_errors)
     timed_out = result.status == "timeout"
     code = 128 + result.signal if result.signal else result.exit_code  # never 0 for a killed program
     return ScriptResult(
         skill=prepared.target.name,
         path=prepared.clean,
+        workdir=posixpath.normpath(posixpath.join("/work", prepared.workdir)).replace(folder, skill_dir, 1),
+        skill_dir=skill_dir,
         status=cast(ScriptStatus, result.status),
         exit_code=124 if timed_out else code,
         signal=result.signal,

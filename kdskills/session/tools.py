@@ -96,7 +96,7 @@ class RunScriptInput(_Input):
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the script.")
     workdir: str = Field(
         ".",
-        description="Where to start: a folder of the skill, or turn: and a folder of the user's files, such as turn:. for their top.",
+        description="Where to start: a folder of the user's files, by default their top; or $SKILL_DIR, the skill's folder.",
     )
     timeout_s: Annotated[float | None, _Seconds] = Field(
         None, description="Seconds the script may take.", gt=0, allow_inf_nan=False

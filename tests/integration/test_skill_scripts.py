@@ -68,7 +68,7 @@ async def test_environment_and_arguments(session, monkeypatch):
         "KDSKILLS_SKILL_DIR": "/skills/acme.tool",
         "KDSKILLS_TURN_DIR": "/work",
     }
-    allowed = {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "MODE", "PWD"}
+    allowed = {"PATH", "HOME", "TMPDIR", "LANG", "PYTHONUTF8", "PYTHONDONTWRITEBYTECODE", "MODE", "PWD", "SKILL_DIR"}
     assert {name for name in env if not name.startswith("KDSKILLS_")} <= allowed
     assert {"PATH", "HOME", "TMPDIR"} <= set(env)
     assert "hunter2" not in found.stdout
@@ -76,7 +76,7 @@ async def test_environment_and_arguments(session, monkeypatch):
 
 async def test_turn_files_go_in_and_come_back(session):
     """A produced file is kept; inputs and mounts stay as they were, and the change is told."""
-    found = await session.run_script("scripts/make.py", workdir="turn:.")
+    found = await session.run_script("scripts/make.py")
     work = session.scope.workspace
     assert (found.status, [item.path for item in found.artifacts]) == ("ok", ["out/sum.txt"]), found.stderr
     assert sorted(path for path, _ in found.dropped) == ["data/x.csv", "rows.csv"]

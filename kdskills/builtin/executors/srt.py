@@ -230,7 +230,7 @@ class SrtRun(TreeRun):
         python, entry = rootfs.on_host()
         code = self.request.code is not None
         argv = entry_argv(python, entry, payload_fd=0, report_fd=3) if code else host_argv(plan, skills)
-        env = environment(rootfs.path, plan, folder)
+        env = environment(rootfs.path, plan, folder, skills)
         return run_script(
             [os.fsencode(word) for word in argv],
             {os.fsencode(name): value.encode("utf-8", "surrogateescape") for name, value in env.items()},

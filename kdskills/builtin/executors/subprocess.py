@@ -23,9 +23,10 @@ from kdskills.execution.local_tree import (
     environment_folder,
     host_argv,
     host_path_of,
+    host_variables,
     leftovers,
 )
-from kdskills.execution.payload import build_payload, entry_argv, host_entry, package_variables, program_variables
+from kdskills.execution.payload import build_payload, entry_argv, host_entry, package_variables
 from kdskills.execution.processes import rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
@@ -75,7 +76,7 @@ class LocalRun(ProgramRun):
             fds = {"payload_fd": pipes.theirs["payload"], "report_fd": pipes.theirs["report"]}
             argv = entry_argv(sys.executable, str(host_entry()), **fds)
         own = {"HOME": str(self._folder.work), "TMPDIR": str(self._folder.tmp), RUN_MARK: self._folder.mark}
-        variables = program_variables(self.request, environment_folder(self.request), **own)
+        variables = host_variables(self._plan, self._skills, self._folder.work, **own)
         env = {name.encode(): value.encode("utf-8", "surrogateescape") for name, value in variables.items()}
         try:
             kept = [pipes.theirs[name] for name in ("payload", "report") if code]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kdskills.errors import ExecRefused, RootChanged
-from kdskills.execution import Executor, IsolationLevel, Limits, ScriptCall, SkillMount
+from kdskills.execution import Executor, InputFile, IsolationLevel, Limits, ScriptCall, SkillMount
 from kdskills.testing.conformance.common import Promise, program, run, same, sh
 from kdskills.testing.conformance.skill import small_skill
 
@@ -123,6 +123,22 @@ async def script_of_a_skill(executor: Executor) -> None:
             same(b"a b|$HOME|/skills/public.small/x\n", result.stdout.data, result)
 
 
+async def folders_have_variables(executor: Executor) -> None:
+    """Variables that name a skill's folder and the turn's lead a program there, wherever it sees them."""
+    env = {"SKILL_DIR": "/skills/public.small", "KDSKILLS_SKILL_DIR": "/skills/public.small/scripts"}
+    with small_skill() as (folder, tree):
+        result = await sh(
+            executor,
+            'cat "$SKILL_DIR/SKILL.md" "$KDSKILLS_SKILL_DIR/say.sh" "$KDSKILLS_TURN_DIR/in.txt"',
+            env={**env, "KDSKILLS_TURN_DIR": "/work"},
+            skills=(SkillMount("public.small", folder, tree),),
+            inputs=(InputFile("in.txt", b"in\n"),),
+            workdir="sub",
+        )
+        files = [folder / "SKILL.md", folder / "scripts/say.sh"]
+        same(b"".join(file.read_bytes() for file in files) + b"in\n", result.stdout.data, result)
+
+
 async def skills_are_read_only(executor: Executor) -> None:
     """Skills are at /skills/<full id>, complete, and cannot be changed."""
     with small_skill() as (folder, tree):
@@ -160,6 +176,7 @@ PROMISES = (
     Promise("unread_stdin", "Ending", unread_stdin),
     Promise("flood", "Limits", flood),
     Promise("script_of_a_skill", "Asking for a run", script_of_a_skill),
+    Promise("folders_have_variables", "Asking for a run", folders_have_variables),
     Promise("skills_are_read_only", "Limits", skills_are_read_only, IsolationLevel.LANDLOCK),
     Promise("changed_skill", "What a result says", changed_skill),
 )

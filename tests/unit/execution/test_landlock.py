@@ -209,10 +209,28 @@ def test_the_order_says_everything(tree, folder):
 def test_variables_are_the_trees_and_the_callers(tree, folder):
     """Nothing of this process's environment travels; a caller's value wins over ours."""
     plan = check_request(ExecRequest(argv=("true",), env={"HOME": "/else", "RAW": "\udcff"}))
-    env = environment(tree, plan, folder)
+    env = environment(tree, plan, folder, {})
     assert set(env) == {"PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "RAW"}
     assert (env["HOME"], env["RAW"]) == ("/else", "\udcff")
     assert all(part.startswith(str(tree)) for part in env["PATH"].split(":"))
+
+
+def test_folders_have_this_hosts_paths(tree, folder):
+    """Variables that name a mounted skill's folder or the turn's lead there; any other value stays as it is."""
+    env = {
+        "SKILL_DIR": "/skills/a.b/x",
+        "KDSKILLS_SKILL_DIR": "/skills/c.d",
+        "KDSKILLS_TURN_DIR": "/work",
+        "OTHER": "/work",
+    }
+    plan = check_request(ExecRequest(argv=("true",), env=env))
+    variables = environment(tree, plan, folder, {"a.b": tree / "staged"})
+    assert {name: variables[name] for name in env} == {
+        "SKILL_DIR": f"{tree}/staged/x",
+        "KDSKILLS_SKILL_DIR": "/skills/c.d",
+        "KDSKILLS_TURN_DIR": str(folder.work),
+        "OTHER": "/work",
+    }
 
 
 def test_an_environment_is_read_where_it_lies(tree, folder):

@@ -48,6 +48,7 @@ async def test_request(session, executor, bundle):
         "LANG": "C.UTF-8",
         "PYTHONUTF8": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "SKILL_DIR": "/skills/acme.sales",
         "KDSKILLS_SKILL_DIR": "/skills/acme.sales",
         "MODE": "x",
     }
@@ -353,6 +354,40 @@ async def test_workdir(session, executor, bundle):
         assert (await refused(session.run_script("scripts/total.py", workdir=workdir))).code == code
     (bundle.root / "skills/acme/sales/out").symlink_to("/tmp", target_is_directory=True)
     assert (await refused(session.run_script("scripts/total.py", workdir="out"))).code == "path_denied"
+
+
+@pytest.mark.parametrize(
+    ("workdir", "inside", "told"),
+    [
+        (".", ".", "/work"),
+        ("", ".", "/work"),
+        ("./", ".", "/work"),
+        ("turn:.", ".", "/work"),
+        ("references", "references", "/work/references"),  # the skill has one, too
+        ("turn:references", "references", "/work/references"),
+        ("scripts", "/skills/acme.sales/scripts", "/skills/acme.sales/scripts"),  # only the skill has one
+        ("$SKILL_DIR", "/skills/acme.sales", "/skills/acme.sales"),
+        ("${SKILL_DIR}/references", "/skills/acme.sales/references", "/skills/acme.sales/references"),
+    ],
+)
+async def test_scripts_start_among_the_turns_files(session, executor, exec_result, tmp_path, workdir, inside, told):
+    """Paths of the user's files mean what they say; the skill's own are below $SKILL_DIR, and the answer names both."""
+    work = FolderWorkspace(tmp_path / "turn")
+    (work.root / "references").mkdir()
+    executor.answer = lambda request: exec_result()
+    result = await session.within(TurnScope(workspace=work)).run_script("scripts/total.py", workdir=workdir)
+    assert executor.requests[0].workdir == inside
+    assert (result.to_json()["workdir"], result.to_json()["skill_dir"]) == (told, "/skills/acme.sales")
+
+
+@pytest.mark.parametrize(
+    "workdir", ["$SKILL_DIR/..", "$SKILL_DIR//etc", "turn:..", "$SKILL_DIRECTORY", "${SKILL_DIR}x"]
+)
+async def test_no_workdir_leads_out(session, tmp_path, workdir):
+    """What names no folder of the turn or the skill is refused."""
+    inside = session.within(TurnScope(workspace=FolderWorkspace(tmp_path / "turn")))
+    refusal = await refused(inside.run_script("scripts/total.py", workdir=workdir))
+    assert refusal.code in {"path_denied", "resource_not_found"}
 
 
 async def test_turn_files(session, executor, exec_result, tmp_path: Path):
