@@ -74,7 +74,7 @@ class Environments:
     @cached_property
     def image(self) -> Mapping[str, str]:
         """Distributions of the sandbox image by canonical name, with their versions. Raises ExecFailed."""
-        versions = image_versions(self._settings.image_packages)
+        versions = image_versions(**self._settings.execution_options().image)
         return {canonicalize_name(name): version for name, version in versions.items()}
 
     def standing_of(self, subsystem: SkillsSubsystem) -> ScriptPackages:

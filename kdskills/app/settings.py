@@ -127,6 +127,9 @@ class BusSettings(BaseModel):
     max_deliver: int = Field(default=100, ge=1, description="How often a command is delivered before it is given up.")
 
 
+ProfileName = Literal["documents", "data", "web", "node"]
+
+
 class Settings(BaseSettings):
     """What the operator decides. Strongest first: arguments, `KDSKILLS_*` variables, the user's file, the system's."""
 
@@ -149,7 +152,10 @@ class Settings(BaseSettings):
         default=10001, ge=1, description="Dedicated uid of programs when kdskills runs as root; settings files only."
     )
     image_packages: tuple[str, ...] = Field(
-        default=(), description="Further installed packages to copy into the sandbox image."
+        default=(), description="Further installed packages to copy into the sandbox image, with what they require."
+    )
+    image_profiles: tuple[ProfileName, ...] = Field(
+        default=(), description="Kept lists of programs and packages that the sandbox image has, of what is installed."
     )
     environments: Literal["off", "locked", "ask", "auto"] = Field(
         default="ask",
@@ -300,6 +306,7 @@ class Settings(BaseSettings):
             best_effort=frozenset(self.best_effort_limits),
             allow_unisolated=self.allow_unisolated,
             image_packages=self.image_packages,
+            image_profiles=self.image_profiles,
             pool=self.pool,
             egress=EgressBounds(self.network_connections, self.network_bytes, self.network_seconds),
             network_secrets=self.network_secrets,

@@ -22,6 +22,7 @@ from kdskills.environments.suggest import (
     ScriptFacts,
     SuggestedPackage,
     declared_names,
+    first_words,
     install_lines,
     script_block_text,
     skill_facts,
@@ -32,6 +33,7 @@ from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import FileRead, printable_path, read_file, walk_tree
 
 if TYPE_CHECKING:
+    from kdskills.execution.protocol import ImageParts
     from kdskills.skills import Skill
 
 _SHEBANG = re.compile(rb"#![^\r\n]*(?:\r\n|\r|\n|$)")
@@ -74,14 +76,14 @@ class ImageContent(NamedTuple):
     runs: Mapping[str, str]
 
     @classmethod
-    def collect(cls, packages: tuple[str, ...], interpreters: Mapping[str, Sequence[str]]) -> ImageContent:
-        """Return what an image with these further *packages* has; *interpreters* are commands by suffix."""
+    def collect(cls, image: ImageParts, interpreters: Mapping[str, Sequence[str]]) -> ImageContent:
+        """Return what an *image* with these further parts has; *interpreters* are commands by suffix."""
         try:
-            names = [*image_versions(packages)]
+            names = [*image_versions(**image)]
         except ExecFailed:  # it cannot be built on this machine; what it would have counts
-            names = [*(name for name, _ in recipe(image_recipe_dir() / "packages.txt")), *packages]
+            names = [*(name for name, _ in recipe(image_recipe_dir() / "packages.txt")), *image["packages"]]
         runs = {suffix: command[0] for suffix, command in interpreters.items()}
-        return cls(frozenset(map(canonicalize_name, names)), image_programs(), runs)
+        return cls(frozenset(map(canonicalize_name, names)), image_programs(image["profiles"]), runs)
 
 
 class BlockPlan(NamedTuple):
@@ -145,6 +147,11 @@ class SkillScripts:
     def installs(self) -> tuple[SuggestedPackage, ...]:
         """What code blocks of the instructions install."""
         return install_lines(self.folder, Path(self.skill.file or "").name) if self.folder else ()
+
+    @cached_property
+    def first_words(self) -> frozenset[str]:
+        """What commands in code blocks of the instructions begin with."""
+        return first_words(self.folder, Path(self.skill.file or "").name) if self.folder else frozenset()
 
     def imported_packages(self, path: str) -> list[SuggestedPackage]:
         """Return the packages that a script cannot do without, declared or not."""

@@ -38,9 +38,9 @@ docx python-docx, pptx python-pptx, fitz pymupdf, pymupdf pymupdf, dateutil pyth
 magic python-magic, jwt pyjwt, jose python-jose, slugify python-slugify, multipart python-multipart, git gitpython,
 github pygithub, gitlab python-gitlab, telegram python-telegram-bot, discord discord-py, slack_sdk slack-sdk,
 serial pyserial, usb pyusb, OpenSSL pyopenssl, Crypto pycryptodome, nacl pynacl, ldap3 ldap3, MySQLdb mysqlclient,
-mysql mysql-connector-python, psycopg2 psycopg2-binary, psycopg psycopg, pymongo pymongo, bson pymongo, redis redis,
+mysql mysql-connector-python, psycopg2 psycopg2-binary, psycopg psycopg[binary], pymongo pymongo, bson pymongo, redis redis,
 googleapiclient google-api-python-client, google_auth_oauthlib google-auth-oauthlib, google.auth google-auth,
-google.oauth2 google-auth, google_auth_httplib2 google-auth-httplib2, google.protobuf protobuf, google.genai google-genai,
+google.oauth2 google-auth, google.auth.transport.requests google-auth[requests], mcp mcp, mcp.server.fastmcp mcp<2, google_auth_httplib2 google-auth-httplib2, google.protobuf protobuf, google.genai google-genai,
 google.generativeai google-generativeai, google.api_core google-api-core, google.cloud.storage google-cloud-storage,
 google.cloud.bigquery google-cloud-bigquery, google.cloud.aiplatform google-cloud-aiplatform, vertexai google-cloud-aiplatform,
 google.ads google-ads, azure.identity azure-identity, azure.storage.blob azure-storage-blob, azure.core azure-core,
@@ -93,32 +93,46 @@ google.cloud.texttospeech google-cloud-texttospeech, google.cloud.speech google-
 google-cloud-translate, google.cloud.firestore google-cloud-firestore, google.cloud.secretmanager
 google-cloud-secret-manager, google.cloud.pubsub_v1 google-cloud-pubsub, google.analytics.data_v1beta
 google-analytics-data, azure.mgmt.resource azure-mgmt-resource, azure.ai.inference azure-ai-inference,
-azure.keyvault.secrets azure-keyvault-secrets, azure.cosmos azure-cosmos
+azure.keyvault.secrets azure-keyvault-secrets, azure.cosmos azure-cosmos,
+pywt pywavelets, ydata_profiling ydata-profiling, great_expectations great-expectations, rank_bm25 rank-bm25,
+deep_translator deep-translator, pandas_datareader pandas-datareader, lxml_html_clean lxml-html-clean, gradio_client
+gradio-client, llama_cpp llama-cpp-python, semantic_kernel semantic-kernel, facebook_business facebook-business,
+pretty_midi pretty-midi, rapidjson python-rapidjson, finnhub finnhub-python
 """
 _SAME = """
-accelerate agate aiosqlite akshare alembic altair anndata ansible anyio appdirs apscheduler arch arrow arviz arxiv asana
-ase astor asyncpg authlib backtrader bandit baostock bcrypt bibtexparser black bleach bokeh boto bottleneck brotli
-cachetools cairosvg cartopy catboost cattrs ccxt celery cffi chevron chromadb cloudscraper cohere commonmark contextily
-cookiecutter copier coverage crawl4ai crewai croniter cssselect csvkit cvxpy dacite dash dask dateparser ddgs deap
-deepdiff diagrams diffusers diskcache distro docling docopt docutils docx2txt docxtpl dramatiq dropbox dspy dvc dynaconf
-easyocr elasticsearch elevenlabs emoji environs evaluate exchangelib exifread fabric fastai fastparquet feedgen filelock
-fiona fire flair flake8 flax formulas fsspec ftfy fuzzywuzzy gcsfs geopy gevent gradio graphviz greenlet groq
-gspread gtts gunicorn h5py habanero httplib2 humanize hypercorn ics imagehash imapclient img2pdf inflect inquirer
-instructor invoke isort itsdangerous jax jedi jellyfish jira jmespath joblib json5 jupytext keras keyboard keyring kneed
-langdetect langgraph lark libcst librosa lifelines lightgbm lightning linearmodels logfire loguru lz4 m3u8 mako mammoth
-markitdown marko markupsafe marshmallow mechanize minio missingno mistralai mistune mkdocs mlflow mne molecule moto
-mpmath msal msgpack mss mutagen mwparserfromhell nbclient neo4j netaddr netmiko nibabel nox numba numexpr oauthlib
-olefile ollama omegaconf onnx onnxruntime open3d optuna oracledb orjson ortools osmnx owlready2 pandera papermill parsel
-parso passlib pathspec pdfkit pdfrw peewee peft pendulum petl pexpect phonenumbers piexif pika pinecone pingouin pip
-platformdirs plumbum ply pmdarima praw prophet ptyprocess pulp pulumi py7zr pyautogui pybtex pycountry pycurl pydicom
-pydot pyexcel pygad pygal pygments pygraphviz pylatex pylint pymatgen pymc pymysql pynput pyod pyodbc pyotp pypandoc
-pyparsing pypdfium2 pyperclip pyphen pyppeteer pyquery pysam pysrt pystache pyvis pyvista pyxlsb pyzbar
-questionary radon rapidfuzz rarfile rasterio rawpy rdflib regex replicate rq s3fs sacrebleu sanic scanpy scapy
-scenedetect schedule scrapy semver sendgrid shap simplejson simpy six sktime solana solders sounddevice soundfile
-sphinx sqlglot sqlparse squarify srt stanza streamlit striprtf structlog supabase svgpathtools svgwrite ta
-tables tablib tensorboard tensorflow textract textual thefuzz thrift tika timm tinycss2 tldextract toolz tornado tox
-trimesh trio tslearn tushare tweepy twilio twisted ujson unidecode unstructured validators vobject vtk vulture w3lib
-wand wandb watchdog web3 werkzeug wheel wikipedia wordcloud xarray xgboost xhtml2pdf xlsx2csv xlwings yamllint zarr zeep
+accelerate addict adlfs agate aioboto3 aiomysql aiopg aiosqlite akshare alembic altair anndata ansible anyio appdirs
+apscheduler arcade arch argcomplete arrow arviz arxiv asana ase astor asyncpg asyncssh authlib babel backtrader bandit
+baostock bcrypt bibtexparser bidict black bleach blessed bm25s bokeh boltons boto bottleneck bqplot brotli cachetools
+cadquery cairocffi cairosvg caldav cartopy casadi catboost cattrs ccxt celery cerberus cffi chevron chromadb
+cloudscraper cohere colander colorlog commonmark configargparse contextily cookiecutter copier coverage crawl4ai crewai
+croniter cssselect cssselect2 cssutils csvkit cvxpy dacite darts dash dask dataset dateparser ddgs deap deepdiff
+diagrams diffusers diskcache distro docling docopt docutils docx2pdf docx2txt docxtpl dramatiq drawsvg dropbox dspy dvc
+dynaconf easyocr elasticsearch elevenlabs emoji environs evaluate exchangelib exifread ezdxf fabric faker fastai
+fastparquet feedgen filelock fiona fire flair flake8 flax formulas fredapi freezegun frozendict fsspec ftfy ftputil
+fugashi fuzzywuzzy gcsfs gekko geocoder geopy gevent glom gpxpy gql gradio graphviz greenlet groq gspread gtts gunicorn
+h3 h5py habanero halo haversine hjson holidays html2image httplib2 humanize hvac hypercorn ics ijson imagehash
+imapclient img2pdf imgkit inflect inquirer instaloader instructor invoke isort itsdangerous jax jedi jellyfish jieba
+jira jmespath joblib json5 jsonlines jsonmerge jsonpatch jsonpointer jsonref jupytext keras keyboard keyring kneed
+langdetect langfuse langgraph langsmith lark libcst librosa lifelines lightgbm lightning linearmodels locust logfire
+loguru lz4 m3u8 mako mammoth markdown2 markitdown marko markupsafe marshmallow marvin mechanicalsoup mechanize
+meilisearch meshio mido mimesis minio missingno mistletoe mistralai mistune mkdocs mlflow mne moderngl modin molecule
+moto motor mpmath msal msgpack msgspec mss munch music21 mutagen mwclient mwparserfromhell nbclient neo4j netaddr
+netmiko nextcord nibabel nox numba numexpr oauthlib olefile ollama omegaconf onnx onnxruntime open3d opensimplex optuna
+oracledb orjson ortools osmnx outlines owlready2 pandera papermill parsel parso passlib pathspec pdf2docx pdfkit pdfrw
+peewee peft pendulum petl pexpect pgvector phonenumbers piexif pika pinecone pingouin pip platformdirs pluggy plumbum
+ply pmdarima polyline portalocker praw premailer prettytable prophet ptyprocess pulp pulumi py7zr pyalex pyautogui
+pybtex pycoingecko pycountry pycurl pydicom pydot pyecharts pyexcel pyfiglet pygad pygal pygame pyglet pygments
+pygraphviz pykalman pylatex pylint pymatgen pymc pymilvus pymupdf4llm pymysql pynput pyod pyodbc pyomo pyotp pypandoc
+pyparsing pypdfium2 pyperclip pyphen pypinyin pyppeteer pyquery pyrender pyrogram pyrsistent pysam pysftp pyspark pysrt
+pystache pytrends pyttsx3 pyvirtualdisplay pyvis pyvista pyxlsb pyzbar quantstats questionary radon rapidfuzz rarfile
+rasterio rawpy ray rdflib regex replicate responses respx rq s3fs sacrebleu sanic scanpy scapy scenedetect schedule
+schema scholarly scp scrapy segno selectolax semver sendgrid sh shap simplejson simplekml simpy six sktime solana
+solders sortedcontainers sounddevice soundfile sphinx sqlglot sqlmodel sqlparse squarify srt stanza streamlit striprtf
+structlog supabase svglib svgpathtools svgutils svgwrite sweetviz ta tables tablib telethon tensorboard tensorflow
+textdistance textract textstat texttable textual thefuzz thrift tika timm tinycss2 tinydb tldextract toolz tornado tox
+trimesh trio tsfresh tslearn tushare tweepy twilio twisted typesense tzlocal ujson unidecode unstructured untangle urwid
+validators vectorbt vobject voluptuous vosk vtk vulture w3lib wand wandb watchdog wbgapi web3 werkzeug wheel wikipedia
+wordcloud wordfreq xarray xgboost xhtml2pdf xlsx2csv xlwings xlwt xmlschema yahooquery yamllint yaspin zarr zeep
 zstandard
 """
 DISTRIBUTIONS: Final = MappingProxyType(
@@ -246,12 +260,17 @@ def _joined(path: str, files: Mapping[str, _FileFacts]) -> ScriptFacts:
     packages: dict[str, SuggestedPackage] = {}
     for package in (package for each in reached for package in files[each].packages):
         earlier = packages.get(package.name)
-        if earlier is None or (earlier.optional and not package.optional):
+        if earlier is None or _strength(package) > _strength(earlier):
             packages[package.name] = package
     programs = frozenset[str]().union(*(files[each].programs for each in reached))
     return ScriptFacts(
         tuple(sorted(packages.values())), tuple(sorted(programs)), tuple(reached)[1:], files[path].starts
     )
+
+
+def _strength(package: SuggestedPackage) -> tuple[bool, int]:
+    """Return what makes one of two suggestions of a distribution count: it is demanded, then it asks for extras."""
+    return not package.optional, len(package.requirement)
 
 
 def _file_facts(folder: Path, path: str, paths: Collection[str], skill_names: Collection[str]) -> _FileFacts:
@@ -270,7 +289,7 @@ def _file_facts(folder: Path, path: str, paths: Collection[str], skill_names: Co
             modules |= dict.fromkeys(_module_files(module, path, paths))
         elif top not in sys.stdlib_module_names and top not in _NOT_PACKAGED:
             name, certain = distribution_of(module)
-            if _NAME.fullmatch(name):  # else an import, but no name a package may have
+            if certain or _NAME.fullmatch(name):  # else an import, but no name a package may have
                 label = module if top in _SHARED else top
                 packages.append(SuggestedPackage(name, path, line, label, certain, optional))
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -293,7 +312,7 @@ def _module_files(module: str, importer: str, paths: Collection[str]) -> list[st
 
 
 def distribution_of(module: str) -> tuple[str, bool]:
-    """Return the distribution that gives a dotted module, canonical, and whether that is known or a guess."""
+    """Return the requirement of the distribution that gives a dotted module, canonical, and whether that is known or a guess."""
     parts = module.split(".")
     for count in range(len(parts), 0, -1):
         if distribution := DISTRIBUTIONS.get(".".join(parts[:count])):
@@ -359,47 +378,62 @@ def _program(call: ast.Call) -> Iterator[str]:
 
 def install_lines(folder: Path, file_name: str = "SKILL.md") -> tuple[SuggestedPackage, ...]:
     """Return packages that code blocks of the instructions in *folder* install with pip, `uv pip` or npm, each once."""
+    packages: dict[tuple[bool, str], SuggestedPackage] = {}
+    for number, command in _block_commands(folder, file_name):
+        for requirement, node in _installed(command):
+            package = SuggestedPackage(requirement, file_name, number, certain=True, node=node)
+            packages.setdefault((node, package.name), package)
+    return tuple(sorted(packages.values()))
+
+
+CALLED_PROGRAMS: Final = MappingProxyType(
+    {"gitpython": "git", "pdf2image": "pdftoppm", "pytesseract": "tesseract", "pypandoc": "pandoc", "pydub": "ffmpeg"}
+)
+"""Programs without which a distribution does nothing."""
+
+
+def first_words(folder: Path, file_name: str = "SKILL.md") -> frozenset[str]:
+    """Return the first words of what code blocks of the instructions in *folder* run: names of programs, and much else."""
+    return frozenset(command.partition(" ")[0] for _, command in _block_commands(folder, file_name))
+
+
+def _block_commands(folder: Path, file_name: str) -> Iterator[tuple[int, str]]:
+    """Yield what stands in code blocks of the instructions as a shell would part it, with numbers of lines."""
     try:
         text = read_file(folder, file_name, limit=MAX_SKILL_BYTES).data.decode("utf-8", "replace")
     except FileRefused:
-        return ()
-    packages: dict[tuple[bool, str], SuggestedPackage] = {}
+        return
     fence = ""
     for number, line in enumerate(text.splitlines(), 1):
         mark = _FENCE.match(line)
         if mark and (not fence or mark[1].startswith(fence)):
             fence = "" if fence else mark[1]
         elif fence and len(line) <= MAX_LINE:
-            for requirement, node in _installed(line):
-                package = SuggestedPackage(requirement, file_name, number, certain=True, node=node)
-                packages.setdefault((node, package.name), package)
-    return tuple(sorted(packages.values()))
+            for command in re.split(r"&&|\|\|?|;(?!\s*\w+\s*[<>=!])", _PROMPT.sub("", line, count=1)):
+                yield number, command.strip()
 
 
-def _installed(line: str) -> Iterator[tuple[str, bool]]:
-    """Yield what a line of a shell installs, and whether that is a package of Node."""
-    for command in re.split(r"&&|\|\|?|;(?!\s*\w+\s*[<>=!])", _PROMPT.sub("", line, count=1)):
-        command = command.strip()
-        pip, npm = _PIP.match(command), _NPM.match(command)
-        if pip is None and npm is None:
+def _installed(command: str) -> Iterator[tuple[str, bool]]:
+    """Yield what a command of a shell installs, and whether that is a package of Node."""
+    npm = _NPM.match(command)
+    match = npm or _PIP.match(command)
+    if match is None:
+        return
+    try:
+        words = shlex.split(match[1], comments=True)
+    except ValueError:  # a quote that is not closed
+        return
+    for before, word in zip(["", *words], words, strict=False):
+        if word.startswith("-") or before in _WITH_VALUE:
             continue
-        match = pip or npm
-        assert match is not None
+        if npm is not None:
+            if node := _NODE_WORD.fullmatch(word):
+                yield node[0], True
+            continue
         try:
-            words = shlex.split(match[1], comments=True)
-        except ValueError:  # a quote that is not closed
+            yield canonical_requirement(word), False
+        except RequirementRefused:
             continue
-        for before, word in zip(["", *words], words, strict=False):
-            if word.startswith("-") or before in _WITH_VALUE:
-                continue
-            if npm is not None:
-                if node := _NODE_WORD.fullmatch(word):
-                    yield node[0], True
-                continue
-            try:
-                yield canonical_requirement(word), False
-            except RequirementRefused:
-                continue
 
 
 def script_block_text(requirements: Iterable[str], requires_python: str = "") -> str:

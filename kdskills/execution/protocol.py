@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 from pydantic import SecretStr
 
@@ -115,6 +115,13 @@ SecretHeaders = Mapping[str, Mapping[str, Mapping[str, SecretStr]]]
 """Values by header, by origin, by namespace or full id of the skills whose programs they are for."""
 
 
+class ImageParts(TypedDict):
+    """What the prepared tree has beyond its base: installed distributions, and kept lists by name."""
+
+    packages: tuple[str, ...]
+    profiles: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
     """The operator's settings for engines.
@@ -123,7 +130,8 @@ class ExecutionOptions:
         sandbox_uid: Dedicated uid programs run as when kdskills itself runs as root; never 0.
         best_effort: Names of limits that may go unenforced where an engine cannot hold them.
         allow_unisolated: The operator's half of the double opt-in of the bare engine.
-        image_packages: Further installed distributions to copy into the prepared tree.
+        image_packages: Further installed distributions to copy into the prepared tree, with what they require.
+        image_profiles: Names of the kept lists of programs and distributions that the tree has beside.
         cache_dir: Folder of prepared trees; None for the default of `kdskills.execution.dirs`.
         state_dir: Folder of run records; None for the default.
         pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
@@ -136,6 +144,7 @@ class ExecutionOptions:
     best_effort: frozenset[str] = frozenset()
     allow_unisolated: bool = False
     image_packages: tuple[str, ...] = ()
+    image_profiles: tuple[str, ...] = ()
     cache_dir: Path | None = None
     state_dir: Path | None = None
     pool: int = 0
@@ -148,6 +157,11 @@ class ExecutionOptions:
         for name in ("cache_dir", "state_dir"):
             if (folder := getattr(self, name)) is not None:
                 object.__setattr__(self, name, path_argument(folder, name))
+
+    @property
+    def image(self) -> ImageParts:
+        """What the prepared tree is asked to have."""
+        return {"packages": self.image_packages, "profiles": self.image_profiles}
 
 
 ExecutorFactory = Callable[[ExecutionOptions], Executor]

@@ -20,9 +20,11 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -33,10 +35,16 @@ from kdskills.execution.payload import host_entry
 
 _SKIPPED = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter"),
-    *("turtledemo", "ensurepip", "lib2to3", "pydoc_data", "distutils"),
+    *("turtledemo", "ensurepip", "lib2to3", "pydoc_data"),
 }
 _DYNLOAD_SKIPPED = re.compile(r"^(_tkinter|_test|_ctypes_test|xx|_xx)")
 _LDD = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$")
+_OF_WHEELS = (
+    *("libutil.so.1", "libnsl.so.1", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libresolv.so.2", "libm.so.6"),
+    *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1", "libexpat.so.1", "libGL.so.1", "libX11.so.6", "libXext.so.6"),
+    *("libXrender.so.1", "libSM.so.6", "libICE.so.6", "libglib-2.0.so.0", "libgthread-2.0.so.0", "libgobject-2.0.so.0"),
+)
+"""Libraries that wheels built for many Linuxes may take for given; those that this host has."""
 _PYTHON_NAME = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PACKAGE = Path(__file__).parents[1]
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
@@ -96,6 +104,7 @@ class Copier:
     def __init__(self, top: Path) -> None:
         self._top = top
         self._elf: list[Path] = []
+        self._optional_elf: list[Path] = []
 
     def merge_usr(self) -> None:
         """Give the tree the host's shape of /bin, /lib, /lib64 and /sbin: links into /usr, or folders."""
@@ -108,8 +117,8 @@ class Copier:
             elif host.is_dir():
                 (self._top / name).mkdir(exist_ok=True)
 
-    def tools(self, names: list[tuple[str, bool]]) -> None:
-        """Copy programs from the host's system folders into /usr/bin."""
+    def tools(self, names: Iterable[tuple[str, bool]]) -> None:
+        """Copy programs from the host's system folders into /usr/bin; one that lies in a folder of the tree is linked there."""
         folder = self._top / "usr/bin"
         folder.mkdir(parents=True, exist_ok=True)
         for name, needed in names:
@@ -119,6 +128,10 @@ class Copier:
                     raise ExecFailed(f"the offline image needs the program {name}, which is not installed", tool=name)
                 continue
             real = Path(program).resolve()
+            if self._inside(real).is_file():
+                if self._inside(real) != folder / name:
+                    (folder / name).symlink_to(os.path.relpath(real, "/usr/bin"))
+                continue
             shutil.copyfile(real, folder / name)
             (folder / name).chmod(0o755)
             self._note(real)
@@ -126,6 +139,13 @@ class Copier:
             alias = self._top / "bin" / name
             if not alias.exists() and (self._top / "bin").is_dir():
                 alias.symlink_to(f"../usr/bin/{name}")
+
+    def folders(self, paths: Iterable[str]) -> None:
+        """Copy folders of the host as they are, links as links; what some program in them lacks is no fault of the tree."""
+        for path in filter(os.path.isdir, paths):
+            shutil.copytree(path, self._inside(Path(path)), symlinks=True)
+            files = (Path(top, name) for top, _, names in os.walk(path) for name in names)
+            self._optional_elf += [file for file in files if not file.is_symlink() and _is_elf(file)]
 
     def python(self) -> None:
         """Copy the interpreter and its standard library below /usr/local, without tests and toolkits."""
@@ -173,35 +193,54 @@ class Copier:
                     self._note(source)
 
     def libraries(self) -> None:
-        """Copy every shared library the noted files need, and the loader, where the loader will find them."""
-        command, env = ["ldd", *map(str, self._elf)], {**os.environ, "LC_ALL": "C"}
-        lists = subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout
-        matches = filter(None, map(_LDD.match, lists.splitlines()))
-        libraries = {match[1] or match[2]: Path(match[2]) for match in matches}
+        """Copy every shared library the noted files need, what wheels count on, and the loader, where the loader will find them."""
+        lists = _library_lists(self._elf)
+        libraries = _libraries(lists)
         if "not found" in lists:
             missing = sorted({line.split()[0] for line in lists.splitlines() if line.endswith("not found")})
             raise ExecFailed(f"shared libraries are missing on this host: {', '.join(missing)}")
         libc = next((path for name, path in libraries.items() if name.startswith(("libc.so", "libc.musl"))), None)
         if libc is None:
             raise ExecFailed("ldd names no C library for this Python")
+        assumed = {name: path for name in _OF_WHEELS if (path := libc.parent / name).is_file()}
+        libraries |= assumed | _libraries(_library_lists([*assumed.values(), *self._optional_elf]))
         for name, path in libraries.items():
             if "site-packages" in path.parts or "dist-packages" in path.parts:
                 continue  # came with its package, which finds it by its own rpath
             system = path.parts[1] in {"lib", "lib64", "usr"} and path.parts[1:3] != ("usr", "local")
             location = (path if system else libc.parent / path.name) if "/" not in name else Path(name)
-            target = self._top / str(location).lstrip("/")
+            target = self._inside(location)
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.exists():
                 shutil.copyfile(path.resolve(), target)
                 target.chmod(0o755)
 
     def _note(self, path: Path) -> None:
-        with path.open("rb") as stream:
-            if stream.read(4) == b"\x7fELF":
-                self._elf.append(path)
+        if _is_elf(path):
+            self._elf.append(path)
+
+    def _inside(self, path: Path) -> Path:
+        return self._top / str(path).lstrip("/")
 
 
-BUILDER = 4
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(4) == b"\x7fELF"
+
+
+def _libraries(lists: str) -> dict[str, Path]:
+    """Return the libraries of what `ldd` says, by the names they are asked for."""
+    matches = filter(None, map(_LDD.match, lists.splitlines()))
+    return {match[1] or match[2]: Path(match[2]) for match in matches}
+
+
+def _library_lists(files: list[Path]) -> str:
+    """Return what `ldd` says of *files*."""
+    command, env = ["ldd", *map(str, files)], {**os.environ, "LC_ALL": "C"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env).stdout if files else ""
+
+
+BUILDER = 6
 """Raised whenever the layout of the tree changes."""
 
 GROUND_FLOOR = ("errors", "models", "skills", "bundle", "sources", "prompts", "search", "turn")
@@ -244,30 +283,95 @@ def image_recipe_dir() -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / "runtime" / "images"
 
 
-def image_versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the distributions that the tree has, and *packages*, with their versions. Raises ExecFailed."""
-    versions = {}
+@dataclass(frozen=True, slots=True)
+class ImageProfile:
+    """What a profile adds to the image, of what this host has: programs, folders that they read, and distributions with all they
+    require. `debian` are the packages of Debian that bring the programs.
+    """
+
+    programs: tuple[str, ...]
+    folders: tuple[str, ...]
+    packages: tuple[str, ...]
+    debian: tuple[str, ...]
+
+    def absent(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the programs and the distributions of it that this host does not have."""
+        programs = (name for name in self.programs if shutil.which(name, path=_PATH) is None)
+        return tuple(programs), tuple(name for name in self.packages if _installed_version(name) is None)
+
+
+@cache
+def image_profiles() -> Mapping[str, ImageProfile]:
+    """Return the kept profiles by name."""
+    tables = tomllib.loads((image_recipe_dir() / "profiles.toml").read_text(encoding="utf-8"))
+    return {name: ImageProfile(**{key: tuple(words) for key, words in table.items()}) for name, table in tables.items()}
+
+
+def chosen_profiles(names: Iterable[str]) -> list[ImageProfile]:
+    """Return the profiles of *names*. Raises ExecFailed for one that is not kept."""
+    kept = image_profiles()
+    if unknown := sorted(set(names) - set(kept)):
+        raise ExecFailed(f"there is no image profile {', '.join(unknown)}; there are {', '.join(kept)}")
+    return [kept[name] for name in names]
+
+
+def image_versions(packages: Iterable[str] = (), profiles: Iterable[str] = ()) -> dict[str, str]:
+    """Return the distributions that the tree has with their versions, *packages* and what these require too; of *profiles* what is
+    installed. Raises ExecFailed.
+    """
+    from packaging.requirements import Requirement  # not worth their time at every start
+    from packaging.utils import canonicalize_name
+
+    versions: dict[str, str] = {}
     for name, needed in (*recipe(image_recipe_dir() / "packages.txt"), *((name, True) for name in sorted(packages))):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            if needed:
-                raise ExecFailed(f"the offline image needs the package {name}, which is not installed") from None
+        if (version := _installed_version(name)) is not None:
+            versions[canonicalize_name(name)] = version
+        elif needed:
+            raise ExecFailed(f"the offline image needs the package {name}, which is not installed")
+    waiting = [*packages, *(name for profile in chosen_profiles(profiles) for name in profile.packages)]
+    seen = set()
+    while waiting:
+        wanted = Requirement(waiting.pop())
+        name = canonicalize_name(wanted.name)
+        if (name, *wanted.extras) in seen or (version := _installed_version(name)) is None:
+            continue
+        seen.add((name, *wanted.extras))
+        versions[name] = version
+        for text in importlib.metadata.requires(name) or ():
+            marker = Requirement(text).marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *wanted.extras)):
+                waiting.append(text)
     return versions
 
 
-def image_programs() -> frozenset[str]:
+def _installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _tools(profiles: Iterable[str]) -> list[tuple[str, bool]]:
+    """Return (name, needed) of every program of the tree, each once."""
+    further = ((name, False) for profile in chosen_profiles(profiles) for name in profile.programs)
+    return [*{**dict(further), **dict(recipe(image_recipe_dir() / "tools.txt"))}.items()]
+
+
+def image_programs(profiles: Iterable[str] = ()) -> frozenset[str]:
     """Return the names of the programs that the tree has on its path."""
-    tools = recipe(image_recipe_dir() / "tools.txt")
-    return frozenset(name for name, needed in tools if needed or shutil.which(name, path=_PATH)) | {"python3", "python"}
+    present = (name for name, needed in _tools(profiles) if needed or shutil.which(name, path=_PATH))
+    return frozenset(present) | {"python3", "python"}
 
 
-def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> Rootfs:
+def build_rootfs(
+    cache: Path | None = None, *, packages: tuple[str, ...] = (), profiles: tuple[str, ...] = ()
+) -> Rootfs:
     """Return the prepared tree for this interpreter and these sources, building it when it is not there yet.
 
     Args:
         cache: Folder to build in; `cache_dir()` when None.
-        packages: Further installed distributions to copy, beside those of `packages.txt`.
+        packages: Further installed distributions to copy with what they require, beside those of `packages.txt`.
+        profiles: Further programs, their folders and distributions, as far as this host has them.
 
     Raises:
         ExecFailed: A tool or package the recipe demands is not installed on this host.
@@ -275,13 +379,14 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     """
     passable = os.geteuid() == 0  # then programs have a uid of their own, and some engines reach the tree by this path
     top = private_dir(private_dir(cache or cache_dir(), passable=passable) / "rootfs", passable=passable)
-    versions = image_versions(packages)
-    python = Path(base_python())
-    info, tools = python.stat(), image_recipe_dir() / "tools.txt"
+    versions, profiles = image_versions(packages, profiles), tuple(sorted(set(profiles)))
+    python, tools = Path(base_python()), _tools(profiles)
+    info, programs = python.stat(), [(name, shutil.which(name, path=_PATH)) for name, _ in tools]
     facts = [sys.version, str(python), info.st_size, info.st_mtime_ns, platform.machine(), platform.libc_ver()]
     trusted = trusted_certificates()
     facts += [] if trusted is None else [_file_digest(trusted)]
-    base_key, ours = _digest([BUILDER, facts, versions, tools.read_text(encoding="utf-8")]), ground_floor_files()
+    facts += [(name, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for name, path in programs if path]
+    base_key, ours = _digest([BUILDER, facts, versions, tools]), ground_floor_files()
     key = _digest([base_key, [(str(inside), _file_digest(source)) for inside, source in ours]])
     final = top / key[:40]
     entry = f"/{site_packages()}/kdskills_runtime/py_code_exec_entry.py"
@@ -293,7 +398,7 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
                     os.utime(base)
                 else:
                     with new_tree(base) as work:
-                        _build_base(work, list(versions))
+                        _build_base(work, list(versions), profiles)
                 with new_tree(final) as work:
                     # Hard links: both are read-only artifacts.
                     shutil.copytree(base, work, symlinks=True, copy_function=os.link, dirs_exist_ok=True)
@@ -307,11 +412,13 @@ def build_rootfs(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -
     return Rootfs(final, key, entry)
 
 
-def rootfs_for_image(cache: Path | None = None, *, packages: tuple[str, ...] = ()) -> tuple[Path, str]:
+def rootfs_for_image(
+    cache: Path | None = None, *, packages: tuple[str, ...] = (), profiles: tuple[str, ...] = ()
+) -> tuple[Path, str]:
     """Return (tar file, digest) of the prepared tree, for `docker import`. The tar is reproducible: entries sorted,
-    owned by root, without times. The digest is `sha256:` over its bytes.
+    owned by root, without times. The digest is `sha256:` over its bytes. Arguments and errors as of `build_rootfs`.
     """
-    tree = build_rootfs(cache, packages=packages)
+    tree = build_rootfs(cache, packages=packages, profiles=profiles)
     final = tree.path.parent / f"{tree.path.name}.tar"
     note = final.with_suffix(".sha256")
     if not note.is_file():
@@ -342,12 +449,13 @@ def ground_floor_files() -> list[tuple[Path, Path]]:
     return sorted(files)
 
 
-def _build_base(work: Path, distributions: list[str]) -> None:
+def _build_base(work: Path, distributions: Iterable[str], profiles: Iterable[str]) -> None:
     for name in _FOLDERS:
         (work / name).mkdir(parents=True)
     copier = Copier(work)
     copier.merge_usr()
-    copier.tools(recipe(image_recipe_dir() / "tools.txt"))
+    copier.folders({folder: None for profile in chosen_profiles(profiles) for folder in profile.folders})
+    copier.tools(_tools(profiles))
     copier.python()
     for name in distributions:
         copier.distribution(name)

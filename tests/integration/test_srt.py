@@ -141,7 +141,8 @@ async def test_what_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(srt, "find_srt", lambda _cache=None: None)
     report = await SrtExecutor(ExecutionOptions(best_effort=EFFORT)).probe()
     assert "npm install" in report.cure
-    monkeypatch.setattr(srt.shutil, "which", lambda tool: None)
+    which = shutil.which  # the prepared tree is still made of this machine's programs
+    monkeypatch.setattr(srt.shutil, "which", lambda tool, path=None: path and which(tool, path=path))
     report = await SrtExecutor(ExecutionOptions(best_effort=EFFORT)).probe()
     assert "ripgrep" in report.cure
 

@@ -113,6 +113,9 @@ _ROWS: Final = (
     _environment("environments.lock", "Lock the packages that skills need to exact files.", "environments:lock"),
     _environment("environments.build", "Download and unpack what is locked.", "environments:build"),
     _environment("environments.show", "Tell how environments of skills stand.", "environments:show", reads=True),
+    _environment(
+        "environments.suggest", "Tell which image profiles have what skills need.", "environments:suggest", reads=True
+    ),
     _environment("environments.clean", "Remove what is built for skills.", "environments:clean"),
     _author("scripts.run", "Run a script of a bundle behind the wall, without a model.", "scripts:run"),
     _author("scripts.probe", "Start every script of a bundle with `--help`.", "scripts:probe"),

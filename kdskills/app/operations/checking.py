@@ -202,7 +202,7 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
     elif kind == "folder":
         folders = skill_folders(path, findings)
     skills = {}
-    image = ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)
+    image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
@@ -291,7 +291,7 @@ def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, contex
     _loaded_bundle(bundles, top, context)  # what cannot be judged afterwards is not mended
     is_directory = is_folder(top)
     changes = []
-    image = ImageContent.collect(bundles.settings.image_packages, INTERPRETERS)
+    image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
     for path in skill_folders(top) if is_directory else [top]:
         change, file = _mend(path, arguments)
         changes += [] if change is None else [change]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from kdskills.app.environments import declared, lock_of, spec_facts
@@ -16,12 +17,16 @@ from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
 from kdskills.environments.needs import spec_of
 from kdskills.environments.script_report import ImageContent, SkillScripts
+from kdskills.environments.suggest import CALLED_PROGRAMS
 from kdskills.errors import BadRequest, KdskillsError
+from kdskills.execution.rootfs import image_profiles
+from kdskills.session.config import INTERPRETERS
 
 if TYPE_CHECKING:
     from kdskills.app.environments import Environments, EnvironmentState
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
+    from kdskills.app.settings import Settings
     from kdskills.environments.model import EnvironmentSpec, LockedEnvironment
     from kdskills.skills import Skill
 
@@ -112,6 +117,66 @@ def clean(
 ) -> EnvironmentsOutput:
     """Remove what is built, but for what programs use now."""
     return _Work(bundles, environments, arguments, context).clean()
+
+
+class SuggestInput(Input):
+    """Which skills of which bundle."""
+
+    bundle: Path = Field(description="The bundle's folder.")
+    skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
+
+
+class ProfileRow(Output):
+    """What a profile of the image would bring of what is missing; `absent` of that is not on this machine."""
+
+    profile: str
+    programs: tuple[str, ...]
+    packages: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+class SuggestOutput(Output):
+    """Profiles, the most useful first, and what none of them has; `ok` means that the image misses nothing."""
+
+    YES: ClassVar[str] = "ok"
+    ok: bool
+    bundle: str
+    profiles: tuple[ProfileRow, ...]
+    programs: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+def suggest(bundles: BundleLoader, settings: Settings, arguments: SuggestInput, context: Context) -> SuggestOutput:
+    """Tell which profile of the image has what skills declare, import and call and the image does not have."""
+    bundle = bundles.open(arguments.bundle, context)
+    image = ImageContent.collect(settings.execution_options().image, INTERPRETERS)
+    profiles = image_profiles()
+    callable_programs = {name for profile in profiles.values() for name in profile.programs} - image.programs
+    programs: set[str] = set()
+    packages: set[str] = set()
+    for skill in chosen_skills(dict(bundles.subsystem(bundle).registry), arguments.skills):
+        scripts = SkillScripts(skill, image)
+        rows = scripts.rows()
+        calls = {*scripts.needs[""].spec.programs, *(name for row in rows for name in row.programs)} - image.programs
+        programs |= calls | (scripts.first_words & callable_programs)
+        packages |= {name for row in rows for name in row.missing} - calls
+        packages |= {each.name for each in scripts.installs if not each.node} - image.packages
+    programs |= {CALLED_PROGRAMS[name] for name in packages if name in CALLED_PROGRAMS} - image.programs
+    covers = []
+    for name, profile in profiles.items():
+        offered = programs & set(profile.programs), packages & set(map(canonicalize_name, profile.packages))
+        if any(offered):
+            absent = {each for part in profile.absent() for each in part} & (offered[0] | offered[1])
+            facts = {"programs": tuple(sorted(offered[0])), "packages": tuple(sorted(offered[1]))}
+            covers.append(ProfileRow(profile=name, **facts, absent=tuple(sorted(absent))))
+    covers.sort(key=lambda row: -len(row.programs + row.packages))
+    return SuggestOutput(
+        ok=not (programs or packages),
+        bundle=bundle.name,
+        profiles=tuple(covers),
+        programs=tuple(sorted(programs.difference(*(row.programs for row in covers)))),
+        packages=tuple(sorted(packages.difference(*(row.packages for row in covers)))),
+    )
 
 
 class _Work:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -24,8 +25,9 @@ from pydantic import Field
 from kdskills.app.environments import lock_of
 from kdskills.app.logs import without_secrets
 from kdskills.app.operations.models import Input, Output
+from kdskills.app.settings import ProfileName
 from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
-from kdskills.execution.rootfs import build_rootfs, rootfs_for_image
+from kdskills.execution.rootfs import build_rootfs, chosen_profiles, rootfs_for_image
 from kdskills.storage.database import HEADS, Database, current_revisions, sqlite_file, upgrade
 from kdskills.storage.folder import database_folder
 
@@ -67,11 +69,19 @@ class ImageInput(Input):
 
     offline: bool = Field(default=True, description="From this host's own files, or by a registry's image.")
     tar: bool = Field(default=False, description="Also write the archive that `docker import` takes.")
+    profile: tuple[ProfileName, ...] = Field((), description="Kept lists beside those of the settings.")
 
 
 class ImageOutput(Output):
-    """Where the tree lies, the digest of what went into it, and its size; `tar` is the archive, if asked for."""
+    """Where the tree lies, the digest of what went into it, and its size; `tar` is the archive, if asked for.
 
+    `absent` tells for each profile what this machine does not have and the tree goes without, with the cure; `complete` that
+    there is none of that.
+    """
+
+    YES: ClassVar[str] = "complete"
+    complete: bool
+    absent: tuple[str, ...] = ()
     path: str
     key: str
     python: str
@@ -86,11 +96,25 @@ def build_image(settings: Settings, arguments: ImageInput) -> ImageOutput:
     if not arguments.offline:
         raise BadRequest("with a registry at hand, build runtime/images/Dockerfile with docker", code="not_offline")
     options = settings.execution_options()
-    tree = build_rootfs(options.cache_dir, packages=options.image_packages)
-    archive = rootfs_for_image(options.cache_dir, packages=options.image_packages) if arguments.tar else None
+    options = replace(options, image_profiles=tuple(dict.fromkeys((*options.image_profiles, *arguments.profile))))
+    absent = absent_parts(options.image_profiles)
+    tree = build_rootfs(options.cache_dir, **options.image)
+    archive = rootfs_for_image(options.cache_dir, **options.image) if arguments.tar else None
     sizes = [path.stat().st_size for path in tree.path.rglob("*") if path.is_file() and not path.is_symlink()]
     tar, digest = (None, None) if archive is None else (str(archive[0]), archive[1])
-    return ImageOutput.of(tree, path=str(tree.path), size=sum(sizes), files=len(sizes), tar=tar, tar_digest=digest)
+    facts = {"complete": not absent, "absent": tuple(absent), "path": str(tree.path), "size": sum(sizes)}
+    return ImageOutput.of(tree, **facts, files=len(sizes), tar=tar, tar_digest=digest)
+
+
+def absent_parts(profiles: Collection[str]) -> list[str]:
+    """Return in words what this machine lacks of each of *profiles*, and the commands that bring it. Raises ExecFailed."""
+    sentences = []
+    for name, profile in zip(profiles, chosen_profiles(profiles), strict=True):
+        programs, packages = profile.absent()
+        parts = [f"programs {', '.join(programs)} (apt install {' '.join(profile.debian)})"] if programs else []
+        parts += [f"packages {', '.join(packages)} (pip install {' '.join(packages)})"] if packages else []
+        sentences += [f"{name}: {'; '.join(parts)}"] if parts else []
+    return sentences
 
 
 EXTRAS: Final[Mapping[str, str]] = MappingProxyType(
@@ -187,6 +211,11 @@ async def _parts(host: Host) -> list[Check]:
             raise OSError("; ".join(words[:5]) + (f"; {len(words) - 5} more" if len(words) > 5 else ""))
         return "what is locked is built"
 
+    def image(profiles: tuple[str, ...]) -> str:
+        if sentences := absent_parts(profiles):
+            raise OSError("; ".join(sentences))
+        return f"{', '.join(profiles)} complete"
+
     settings = host.settings
     usual_codex = type(settings).model_fields["codex_binary"].default
     codex = None if settings.codex_binary == usual_codex else settings.codex_binary
@@ -208,6 +237,7 @@ async def _parts(host: Host) -> list[Check]:
             packages,
             "run kdskills env lock, then kdskills env build",
         ),
+        ("image profiles", settings.image_profiles or None, image, "install what they lack, or unset `image_profiles`"),
         ("skill roots", settings.skill_roots or None, roots, "mend `skill_roots`, or start what they name"),
         ("bus", settings.bus.url, _bus, "start the NATS server with JetStream, or mend `bus.url`"),
         ("codex", codex, _program, "install it, or mend `codex_binary`"),

@@ -22,7 +22,7 @@ from kdskills.app.operations.conversation import (
     ForgottenConversations,
     ToolAnswer,
 )
-from kdskills.app.operations.environments import EnvironmentsOutput
+from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.projects import (
     DeletedOut,
@@ -123,6 +123,10 @@ class OperationCalls:
         emit: Emit | None = None,
         **arguments: Any,
     ) -> EnvironmentsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["environments.suggest"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SuggestOutput: ...
     @overload
     async def call(
         self, operation: Literal["scripts.run"], *, emit: Emit | None = None, **arguments: Any
@@ -311,6 +315,8 @@ class OperationCalls:
         ],
         **arguments: Any,
     ) -> EnvironmentsOutput: ...
+    @overload
+    def run(self, operation: Literal["environments.suggest"], **arguments: Any) -> SuggestOutput: ...
     @overload
     def run(self, operation: Literal["scripts.run"], **arguments: Any) -> ScriptRunOutput: ...
     @overload

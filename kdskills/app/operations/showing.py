@@ -375,7 +375,7 @@ def _script_needs(bundles: BundleLoader, packages: ScriptPackages, skill: Skill)
 
 
 def _skill_scripts(bundles: BundleLoader, skill: Skill) -> SkillScripts:
-    return SkillScripts(skill, ImageContent.collect(bundles.settings.image_packages, INTERPRETERS))
+    return SkillScripts(skill, ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS))
 
 
 class RenderInput(ViewInput):

@@ -218,7 +218,7 @@ class BubblewrapExecutor(ExecutionEngine):
         return SandboxSetup(
             programs=programs,
             drop_to=drop_to,
-            rootfs=build_rootfs(self.options.cache_dir, packages=self.options.image_packages),
+            rootfs=build_rootfs(self.options.cache_dir, **self.options.image),
             seccomp=seccomp,
             spawner=ThreadPoolExecutor(1, thread_name_prefix="kdskills-spawner"),
             cgroups=cgroups,

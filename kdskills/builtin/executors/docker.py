@@ -329,8 +329,8 @@ class DockerExecutor(ExecutionEngine):
         with self._image_lock:
             if self._image is not None:
                 return self._image
-            tree = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
-            tar, digest = rootfs_for_image(self.options.cache_dir, packages=self.options.image_packages)
+            tree = build_rootfs(self.options.cache_dir, **self.options.image)
+            tar, digest = rootfs_for_image(self.options.cache_dir, **self.options.image)
             name = f"{REPOSITORY}:{digest.removeprefix('sha256:')[:32]}"
             try:
                 image = client.images.get(name)

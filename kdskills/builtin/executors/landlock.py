@@ -84,7 +84,7 @@ class LandlockExecutor(TreeEngine):
             if self._prepared is None or not self._prepared.rootfs.path.is_dir():
                 version = _usable_version()
                 seccomp = host_filter(landlock_rules(version), self.name)
-                rootfs = build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
+                rootfs = build_rootfs(self.options.cache_dir, **self.options.image)
                 for folder in (rootfs.path, self.runs()):
                     closed = next((path for path in (folder, *folder.parents) if not path.stat().st_mode & 0o001), None)
                     if closed is not None:

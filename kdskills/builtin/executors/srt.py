@@ -277,7 +277,7 @@ class SrtExecutor(TreeEngine):
 
     def rootfs(self) -> Rootfs:
         """Return the prepared tree."""
-        return build_rootfs(self.options.cache_dir, packages=self.options.image_packages)
+        return build_rootfs(self.options.cache_dir, **self.options.image)
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in the prepared tree."""

@@ -466,8 +466,10 @@ def receipts(answer: Any) -> None:
 
 @Row(image, "build", "image.build", words={"offline": Word("--offline/--registry")})
 def image_tree(answer: Any) -> None:
-    """Build the sandbox tree from this host's Python, libraries and tools."""
+    """Build the sandbox tree from this host's Python, libraries and tools; exit 1 when a profile's are not all there."""
     out = console()
+    for sentence in answer.absent:
+        out.print(f"[yellow]not on this machine, and so not in the image[/] {line(sentence)}", soft_wrap=True)
     out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
     if answer.tar:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
@@ -555,27 +557,6 @@ def environments(answer: Any) -> None:
         out.print("[green]kdskills.lock written[/]")
     if answer.freed:
         out.print(f"{mebibytes(answer.freed)} are free again")
-
-
-@Row(
-    env,
-    "probe",
-    "scripts.probe",
-    "Start every script with `--help`, and tell which lack something; exit 1 when fewer start than --at-least.",
-    positional=("bundle", "skills"),
-    words={"at_once": Word(ranged=True), "at_least": Word(ranged=True)},
-    trust=True,
-)
-def probed(answer: Any) -> None:
-    """Print a table of scripts, and how many of them start."""
-    rows = table("skill", "script", "starts", "missing", "seconds")
-    for row in answer.rows:
-        state = "[green]yes[/]" if row.started else "[red]no[/]"
-        words = ", ".join(row.missing) or (row.code or row.reason if not row.started else "")
-        rows.add_row(line(row.skill), line(row.path), state, line(words), f"{row.seconds:.2f}")
-    console().print(rows)
-    colour = "green" if answer.ok else "red"
-    console().print(f"[{colour}]{answer.started} of {counted(answer.scripts, 'script')} start, {answer.percent:g} %[/]")
 
 
 @Row(installation_commands, "new", "new", positional=("kind", "name"))

@@ -1,4 +1,4 @@
-"""Commands that are no row of the table: any operation by name, benchmarks, other doors, workers.
+"""Commands that are no row of the table: any operation by name, benchmarks, other doors, workers; and which scripts start.
 
 Doors do not import each other: entry points bring them.
 """
@@ -18,7 +18,8 @@ import typer
 import kdskills
 from kdskills.app.operations.table import Context
 from kdskills.app.wire import json_text
-from kdskills.doors.cli.derived import AT_CLI, Json, Trust, answer, host_of, run, split, trusting
+from kdskills.doors.cli.commands import env
+from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, run, split, trusting
 from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, print_json, table
 from kdskills.errors import BadRequest, MissingExtra
 
@@ -214,6 +215,49 @@ def shell(
         output = trusting(do, trust=trust, asks=True)
         script_outcome(output)
     raise typer.Exit(EXIT_KILLED if output.exit_code is None else output.exit_code)
+
+
+@Row(
+    env,
+    "suggest",
+    "environments.suggest",
+    "Tell which image profiles have the programs and packages that skills need; exit 1 when the image misses some.",
+    positional=("bundle", "skills"),
+    trust=True,
+)
+def profiles(answer: Any) -> None:
+    """Print what each profile would bring, and what none has."""
+    out = console()
+    for row in answer.profiles:
+        out.print(f"[bold]{line(row.profile)}[/] {line(', '.join(row.programs + row.packages))}", soft_wrap=True)
+        if row.absent:
+            out.print(f"    not on this machine: {line(', '.join(row.absent))}", soft_wrap=True)
+    for title, names in (("programs in no profile", answer.programs), ("packages in no profile", answer.packages)):
+        if names:
+            out.print(f"{title}: {line(', '.join(names))}", soft_wrap=True)
+    if answer.ok:
+        out.print("[green]the image has all that skills need[/]")
+
+
+@Row(
+    env,
+    "probe",
+    "scripts.probe",
+    "Start every script with `--help`, and tell which lack something; exit 1 when fewer start than --at-least.",
+    positional=("bundle", "skills"),
+    words={"at_once": Word(ranged=True), "at_least": Word(ranged=True)},
+    trust=True,
+)
+def probed(answer: Any) -> None:
+    """Print a table of scripts, and how many of them start."""
+    rows = table("skill", "script", "starts", "missing", "seconds")
+    for row in answer.rows:
+        state = "[green]yes[/]" if row.started else "[red]no[/]"
+        words = ", ".join(row.missing) or (row.code or row.reason if not row.started else "")
+        rows.add_row(line(row.skill), line(row.path), state, line(words), f"{row.seconds:.2f}")
+    console().print(rows)
+    colour = "green" if answer.ok else "red"
+    console().print(f"[{colour}]{answer.started} of {counted(answer.scripts, 'script')} start, {answer.percent:g} %[/]")
 
 
 #: What follows the script is the script's, options too.

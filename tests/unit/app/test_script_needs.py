@@ -17,7 +17,7 @@ from kdskills.environments import script_report
 from kdskills.environments.script_report import ImageContent, SkillScripts, with_block
 from kdskills.environments.suggest import script_block_text
 from kdskills.errors import FileRefused
-from kdskills.execution.rootfs import image_programs
+from kdskills.execution.rootfs import image_profiles, image_programs
 from kdskills.skills import parse_skill
 
 BLOCK = script_block_text(["pandas"])
@@ -162,6 +162,41 @@ async def test_an_image_that_cannot_be_built_is_no_matter_of_authors(tmp_path: P
     assert {"bash", "python3"} <= image_programs()
 
 
+async def test_profiles_that_have_what_is_missing_are_told(tmp_path: Path, bundle: Path) -> None:
+    """Imports, interpreters, declared programs and commands of the instructions, each with the profiles that bring it."""
+    body = "```bash\n$ git status && echo done\npip install tabulate\n```\n"
+    front(bundle, "metadata:\n  kdskills.programs: no-such-program\n", body)
+    write(bundle, "scripts/deck.js", "1\n")
+    write(bundle, "scripts/fill.py", "import pandas\nimport no_such_package\n")
+    (bundle / "skills_descriptor.yaml").write_text("custom_skills_root: skills\n")
+    host = Host(Settings(index_dir=tmp_path / "i"), entry_points=False)
+    answer = await host.call("environments.suggest", bundle=bundle)
+    rows = {row.profile: (row.programs, row.packages) for row in answer.profiles}
+    assert rows == {"data": ((), ("pandas", "tabulate")), "node": (("git", "node"), ()), "web": (("git",), ())}
+    assert (answer.ok, answer.programs, answer.packages) == (False, ("no-such-program",), ("no-such-package",))
+    richer = Host(Settings(index_dir=tmp_path / "i", image_profiles=("node",)), entry_points=False)
+    there = image_programs(("node",)) & {"git", "node"}
+    left = {
+        name for row in (await richer.call("environments.suggest", bundle=bundle)).profiles for name in row.programs
+    }
+    assert left == {"git", "node"} - there
+
+
+async def test_an_image_with_a_profile_tells_what_it_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building it is a no where this machine lacks some of it, and `doctor` says so of a profile of the settings."""
+    monkeypatch.setattr("kdskills.execution.rootfs.cache_dir", lambda: tmp_path / "cache")
+    programs, packages = image_profiles()["documents"].absent()
+    settings = Settings(index_dir=tmp_path / "i", state_dir=tmp_path / "s", image_profiles=("documents",))
+    host = Host(settings, entry_points=False)
+    built = await host.call("image.build")
+    assert built.complete == (not (programs or packages))
+    assert all(name in built.absent[0] for name in programs + packages)
+    (check,) = [each for each in (await host.call("doctor")).checks if each.name == "image profiles"]
+    assert (check.ok, check.found) == (built.complete, "; ".join(built.absent) or "documents complete")
+
+
 # -- check --fix -------------------------------------------------------------------------------------------------------
 
 
@@ -206,7 +241,9 @@ def test_a_script_that_changed_meanwhile_is_not_overwritten(bundle: Path) -> Non
     script = write(bundle, "scripts/fill.py", "import pandas\n")
     skill = parse_skill(script.parents[1]).skill
     assert skill is not None
-    scripts = SkillScripts(skill, ImageContent.collect((), {".py": ["python3", "{path}"]}))
+    scripts = SkillScripts(
+        skill, ImageContent.collect({"packages": (), "profiles": ()}, {".py": ["python3", "{path}"]})
+    )
     (plan,) = scripts.declare(dry_run=True)
     script.write_text("import pandas, json\n")
     with pytest.raises(FileRefused) as refused:

@@ -11,7 +11,15 @@ import pytest
 from kdskills.errors import ExecFailed
 from kdskills.execution import rootfs
 from kdskills.execution.dirs import prune
-from kdskills.execution.rootfs import GROUND_FLOOR, build_rootfs, image_recipe_dir, rootfs_for_image
+from kdskills.execution.rootfs import (
+    GROUND_FLOOR,
+    build_rootfs,
+    image_profiles,
+    image_programs,
+    image_recipe_dir,
+    image_versions,
+    rootfs_for_image,
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +121,33 @@ def test_a_further_package_is_demanded(tmp_path):
         build_rootfs(tmp_path / "cache", packages=("no-such-package",))
 
 
+def test_what_a_further_package_requires_comes_along():
+    """Its requirements, theirs too, and none of extras that nobody asked for."""
+    versions = image_versions(("requests",))
+    assert {"requests", "urllib3", "certifi", "idna", "pydantic"} <= set(versions)
+    assert "pysocks" not in versions
+
+
+def test_a_profile_brings_what_the_host_has(tmp_path):
+    """Programs with the folders they read, as links where they lie in one, never out of the tree; what is absent is told."""
+    with pytest.raises(ExecFailed, match="no image profile x; there are documents, data, web, node"):
+        build_rootfs(tmp_path / "cache", profiles=("x",))
+    profiles = image_profiles()
+    tree = build_rootfs(tmp_path / "cache", profiles=("web", "node"))
+    names = {*profiles["web"].programs, *profiles["node"].programs}
+    absent = {name for profile in ("web", "node") for name in profiles[profile].absent()[0]}
+    assert {name for name in names if (tree.path / "usr/bin" / name).exists()} == names - absent
+    assert names - absent <= image_programs(("node", "web"))
+    assert not absent & image_programs(("node", "web"))
+    for path in (tree.path / "usr/bin").iterdir():
+        assert path.resolve().is_relative_to(tree.path), path
+    assert tree != build_rootfs(tmp_path / "cache")
+
+
 def test_the_recipe_is_shipped():
     """The recipe's files are found beside the code."""
     names = {path.name for path in image_recipe_dir().iterdir()}
-    assert {"tools.txt", "packages.txt", "seccomp.json", "Dockerfile"} <= names
+    assert {"tools.txt", "packages.txt", "profiles.toml", "seccomp.json", "Dockerfile"} <= names
 
 
 def test_trees_nobody_uses_are_removed(tmp_path):
