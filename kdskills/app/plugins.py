@@ -80,7 +80,7 @@ BUILTIN = (
 
 
 class PluginManager(pluggy.PluginManager):
-    """A pluggy manager that refuses async, wrapping and misspelt hooks when a plugin is registered."""
+    """A pluggy manager that refuses, when a plugin is registered, what would never be called, or not as it is meant."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -96,21 +96,31 @@ class PluginManager(pluggy.PluginManager):
         return next(name for name in names if self.get_plugin(name) is None)
 
     def register(self, plugin: Any, name: str | None = None) -> str | None:
-        """Register *plugin*. Raises PluginInvalid when it is registered, or hooks are async, wrappers or unknown."""
+        """Register *plugin*.
+
+        Raises PluginInvalid: it is registered already, or has no hooks; hooks are async, wrappers, unknown or not marked.
+        """
         plugin_name = name or self.get_canonical_name(plugin)
         try:
             registered = super().register(plugin, name)
             self.check_pending()
         except (pluggy.PluginValidationError, ValueError) as error:
             raise PluginInvalid(f"plugin {plugin_name}: {error}", plugin=plugin_name) from error
+        if registered is not None and not self.get_hookcallers(plugin):
+            words = f"plugin {plugin_name}: {shortened(plugin)} has no hooks: functions named in kdskills.hookspecs"
+            raise PluginInvalid(words, plugin=plugin_name)
         return registered
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """Return pluggy's options of an implementation; async ones and wrappers are refused here."""
+        """Return pluggy's options of an implementation; what is none, though it looks like one, is refused here."""
         opts = super().parse_hookimpl_opts(plugin, name)
         if opts is None:
+            if hasattr(hookspecs, name) and name.startswith(f"{NAME}_") and callable(getattr(plugin, name)):
+                raise pluggy.PluginValidationError(plugin, f"{name} is not marked with kdskills.hooks.hookimpl")
             return None
         method = getattr(plugin, name)
+        if inspect.isclass(plugin) and inspect.isfunction(inspect.getattr_static(plugin, name)):
+            raise pluggy.PluginValidationError(plugin, f"{name} is a method, but the plugin is a class, not an object")
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise pluggy.PluginValidationError(plugin, f"{name} is async, but hooks are called, not awaited")
         if opts["wrapper"] or opts["hookwrapper"]:
@@ -286,6 +296,7 @@ class HookAnswers:
         except KdskillsError as error:
             if hook in _JUDGES:
                 raise self._failed(hook, call, f"{error.code}: {error.message}") from error
+            error.details = {"plugin": call.plugin_name, "hook": hook} | error.details
             raise  # said in words already, such as a name that is taken or a part that is not installed
         except Exception as error:
             raise self._failed(hook, call, f"{type(error).__name__}: {error}") from error

@@ -20,7 +20,7 @@ from kdskills.app import BUILTIN, Host, Settings
 from kdskills.app.plugins import HookAnswers, collect, plugin_manager
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.doors.cli.main import build_cli
-from kdskills.errors import Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
+from kdskills.errors import BadRequest, Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
 from kdskills.execution import ExecutionOptions
 from kdskills.hooks import Register, hookimpl
 from kdskills.session.approval import AccessRequest, Denial
@@ -632,6 +632,54 @@ def test_a_wrapper_is_refused() -> None:
 
     with pytest.raises(PluginInvalid, match="wrapper"):
         plugin_manager(Acme(), entry_points=False)
+
+
+class Unmarked:
+    """Would hide everything, were it marked."""
+
+    def kdskills_hide_skills(self, agent: str, skills: Any) -> dict[str, str]:
+        """Hide all."""
+        return {skill.full_id: "mine" for skill in skills}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (Unmarked(), "kdskills_hide_skills is not marked"),
+        (Listener, "kdskills_turn_finished is a method, but the plugin is a class"),
+        (object(), "has no hooks"),
+        ("acme.plugin", "'acme.plugin' (str) has no hooks"),
+    ],
+    ids=["unmarked", "class", "object", "text"],
+)
+def test_a_plugin_that_would_not_be_called_is_refused(given: object, words: str) -> None:
+    """What looks like a filter and is none is refused when it is registered, instead of letting everything pass."""
+    with pytest.raises(PluginInvalid, match=re.escape(words)):
+        host(given)
+
+
+def test_a_class_of_static_hooks_is_a_plugin() -> None:
+    """Functions of a class that need no object are called as they are."""
+
+    class Static:
+        @staticmethod
+        @hookimpl
+        def kdskills_source_key(source: Any) -> str:
+            return "mine"
+
+    assert answers(Static).source_key({}) == "mine"
+
+
+def test_an_error_in_words_keeps_its_code_and_names_the_plugin() -> None:
+    """What a hook says with an error of ours reaches the caller as it was said, with plugin and hook beside it."""
+
+    def refuses(*arguments: Any) -> Any:
+        raise BadRequest("acme:// needs a table", table="")
+
+    with pytest.raises(BadRequest) as caught:
+        answers(plugin("kdskills_open_skill_root", refuses)).open_skill_root("acme://", PRESS)
+    assert caught.value.details.pop("plugin").endswith("Acme")
+    assert caught.value.details == {"hook": "kdskills_open_skill_root", "table": ""}
 
 
 def test_a_plugin_given_twice_is_refused() -> None:
