@@ -6,13 +6,15 @@ import importlib
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 PUBLIC = [
-    "AgentRules", "Bundle", "CitationStream", "Diagnostic", "Granted", "MergeResult", "Refused", "RewriteResult", "Skill",
-    "SkillView", "SkillsDescriptor", "SkillsSubsystem", "SourcesPool", "build_skill_short_id_map",
+    "AgentRules", "Bundle", "CitationStream", "Diagnostic", "Granted", "Host", "MergeResult", "ReactSolver", "Refused",
+    "RewriteResult", "ScriptedModel", "Settings", "Skill", "SkillRuntime", "SkillView", "SkillsDescriptor", "SkillsSubsystem",
+    "SolverSystem", "SourcesPool", "build_skill_short_id_map",
     "build_skills_instruction_block", "extract_citations", "get_active_skills_subsystem", "get_skill", "import_skillset",
     "load_bundle", "render_citations", "resolve_skill_ref", "rewrite_citations", "set_active_skills_subsystem",
     "set_skills_descriptor", "skills_for_consumer", "skills_gallery_text",
@@ -45,6 +47,33 @@ def test_top_level_names() -> None:
     assert sorted(kdskills.__all__) == sorted(PUBLIC)
     assert list(kdskills.__all__) == sorted(kdskills.__all__)
     assert [name for name in PUBLIC if not hasattr(kdskills, name)] == []
+
+
+def test_a_wrong_import_names_the_right_room() -> None:
+    """What another room exports is told where it is; what is nowhere is no attribute, and modules of a room still import."""
+    import kdskills
+    from kdskills import hooks
+
+    assert hooks.__name__ == "kdskills.hooks"
+    for room, name, home in (
+        ("kdskills", "SkillRegistry", "kdskills.skills"),
+        ("kdskills", "Executor", "kdskills.execution"),
+        ("kdskills.session", "ReactSolver", "kdskills"),
+        ("kdskills.app", "Operation", "kdskills.app.operations"),
+    ):
+        with pytest.raises(ImportError, match=f"{room} does not export {name}: write `from {home} import {name}`$"):
+            exec(f"from {room} import {name}")
+    assert not any(hasattr(kdskills, name) for name in ("no_such_name", "_x", "__x__", "a.b", "", "../x"))
+
+
+def test_the_version_is_the_packages() -> None:
+    """`kdskills.__version__` and `kdskills --version` say what is installed."""
+    import kdskills
+
+    run = subprocess.run(
+        [Path(sys.executable).with_name("kdskills"), "--version"], capture_output=True, text=True, check=False
+    )
+    assert (kdskills.__version__, run.stdout) == (version("kdskills"), f"kdskills {version('kdskills')}\n")
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))

@@ -58,6 +58,7 @@ def build_cli(host: Host | None = None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"obj": HostSource(host)},
     )
+    cli.callback()(programs.version)
     cli.registered_commands = [command for commands_list in LISTS for command in commands_list.registered_commands]
     for name, group in GROUPS.items():
         cli.add_typer(group, name=name)

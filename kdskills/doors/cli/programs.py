@@ -24,6 +24,20 @@ from kdskills.doors.cli.output import console, counted, disarmed, failing, line,
 from kdskills.errors import BadRequest, MissingExtra
 
 
+def _print_version(given: bool) -> None:
+    if given:
+        sys.stdout.write(f"kdskills {kdskills.__version__}\n")
+        raise typer.Exit
+
+
+def version(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options of the program itself."""
+
+
 def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmark: `skills`, `imports`, …")]) -> None:
     """Run a benchmark and print its table of ratios; exit 1 when a bound is not held."""
     folder = Path(kdskills.__file__).parents[1] / "tests" / "benchmarks"  # they come with the source, not the wheel
