@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kdskills.errors import Diagnostic, FileRefused, NotFound, RootChanged, RootMissing
+from kdskills.errors import BadRequest, Diagnostic, FileRefused, NotFound, RootChanged, RootMissing
 from kdskills.execution import SkillMount
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.stage import stage_skill
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
+from kdskills.skills.model import render_body
 from kdskills.skills.safe_open import read_file, walk_tree
-from kdskills.skills.selection import By, refuse_by
+from kdskills.skills.selection import By, Granted, refuse_by
 from kdskills.skills.yaml_core import to_python
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 MAX_FILES: Final = 512
 MAX_BYTES: Final = 16 * 1024 * 1024
+MAX_PROMPT: Final = 1024 * 1024
+"""Characters of a prompt: an argument may stand in a text thousands of times."""
 MAX_KEPT: Final = 4096
 SKILL_FILE: Final = "SKILL.md"
 NAME: Final = re.compile(r"[a-z0-9-]{1,64}")
@@ -159,6 +162,30 @@ class Publication:
             if uri not in {_uri(entry.base, path.relative_to(top).as_posix()) for path in folders}:
                 raise NotFound(NOT_FOUND)
         return tuple(children[name] for name in sorted(children))
+
+    def startable(self, starter: By) -> tuple[Skill, ...]:
+        """Return the skills that both a person and *starter* may start, sorted by location.
+
+        Skills of other servers are none of them: their texts must not be taken for words of the person.
+        """
+        listed = (skill for skill in self.view.skills.values() if skill.user_invocable and not skill.hidden)
+        startable = (skill for skill in listed if skill.folder is not None and refuse_by(skill, starter) is None)
+        return tuple(sorted(startable, key=lambda skill: skill.location))
+
+    def prompt(self, skill: Skill, values: Mapping[str, str]) -> str:
+        """Return the texts of what *skill* imports, and its own with its arguments filled in. Reads files.
+
+        Raises BadRequest: an argument is not declared, or they make too much text; FileRefused.
+        """
+        unknown = values.keys() - {argument.name for argument in skill.arguments}
+        if unknown:
+            raise BadRequest(f"{skill.full_id} has no argument {min(unknown)!r}")
+        body, longest = skill.body, max(map(len, values.values()), default=0)
+        if len(body) + longest * (body.count("$") + body.count("{{")) > MAX_PROMPT:
+            raise BadRequest(f"with these arguments the prompt could have more than {MAX_PROMPT:,} characters")
+        granted = self.view.resolve(skill.full_id, by="code")
+        imports = granted.closure[:-1] if isinstance(granted, Granted) else ()
+        return "\n\n".join([*(each.body for each in imports), render_body(body, skill.arguments, values).text])
 
     def _copy(self, tree: str) -> Path:
         return self.cache / "stage" / tree.removeprefix("sha256:")

@@ -245,6 +245,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 LATER = {
     "search": 1_500,
+    "doors": 400,
     "app": 1_620,
     "catalogs": 600,
     "vectors": 400,

@@ -31,6 +31,7 @@ doors_commands = typer.Typer()
 doors_commands.command("serve")(programs.serve)
 commands.env.command("shell")(programs.shell)
 commands.mcp.callback(invoke_without_command=True)(programs.mcp)
+commands.mcp.command("config")(programs.mcp_config)
 
 LISTS: Final = (commands.skill_commands, own_commands, commands.installation_commands, doors_commands)
 GROUPS: Final = {

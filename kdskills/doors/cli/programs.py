@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import kdskills
+from kdskills.app.identity import PROFILES
 from kdskills.app.operations.table import Context
 from kdskills.app.wire import json_text
 from kdskills.doors.cli.commands import env
@@ -106,6 +107,52 @@ def mcp(
         with failing(as_json=False):
             serve_mcp, tool_ids = door("mcp"), None if tools is None else split(tools)
             serve_mcp(host_of(ctx), http=http, project=project, agent=agent, profile=profile, tools=tool_ids)
+
+
+#: Clients of MCP that start their servers themselves: the file of theirs, and the word under which it has servers.
+CLIENTS: Final = {
+    "claude-code": (".mcp.json of the project", "mcpServers"),
+    "claude-desktop": ("claude_desktop_config.json", "mcpServers"),
+    "codex": ("~/.codex/config.toml", "mcp_servers"),
+    "cursor": (".cursor/mcp.json of the project, or ~/.cursor/mcp.json", "mcpServers"),
+    "gemini": (".gemini/settings.json of the project, or ~/.gemini/settings.json", "mcpServers"),
+    "vscode": (".vscode/mcp.json of the project", "servers"),
+    "zed": ("Zed's settings.json", "context_servers"),
+}
+
+
+def mcp_config(
+    ctx: typer.Context, client: Annotated[str, typer.Argument(help=f"One of {', '.join(CLIENTS)}.")]
+) -> None:
+    """Print what a client's own file needs, to be served as the options of `kdskills mcp` before this word say."""
+    assert ctx.parent is not None
+    options = {str(word.name): word.default for word in ctx.parent.command.params}
+    words = {name: ctx.parent.params[name] for name in options if ctx.parent.params[name] != options[name]}
+    with failing(as_json=False):
+        if client not in CLIENTS:
+            raise BadRequest(f"clients are {', '.join(CLIENTS)}; not {client!r}", code="client_unknown")
+        if "http" in words:
+            raise BadRequest(
+                "a client that is told an address starts nothing: give it the address itself", code="usage"
+            )
+        if words.get("profile", PROFILES[0]) not in PROFILES:
+            raise BadRequest(f"profiles are {', '.join(PROFILES)}; not {words['profile']!r}", code="profile_unknown")
+        file, servers = CLIENTS[client]
+        program = Path(sys.executable).with_name("kdskills")  # clients that people start do not have our PATH
+        entry: dict[str, Any] = {"type": "stdio"} if client == "vscode" else {}
+        entry["command"] = str(program) if program.exists() else "kdskills"
+        entry["args"] = ["mcp", *(part for name, text in words.items() for part in (f"--{name}", text))]
+        bundle = host_of(ctx).settings.bundle
+        if bundle is not None:
+            entry["env"] = {"KDSKILLS_BUNDLE": str(bundle.absolute())}
+        if client == "codex":
+            facts = {name: json.dumps(fact) for name, fact in entry.items() if name != "env"}
+            facts |= {f"env.{name}": json.dumps(text) for name, text in entry.get("env", {}).items()}
+            text = f"[{servers}.kdskills]\n" + "\n".join(f"{name} = {fact}" for name, fact in facts.items())
+        else:
+            text = json.dumps({servers: {"kdskills": entry}}, indent=2)
+        sys.stderr.write(f"for {file}:\n")
+        sys.stdout.write(f"{text}\n")
 
 
 def worker(

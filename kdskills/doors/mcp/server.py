@@ -11,9 +11,10 @@ import binascii
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs
 
@@ -24,7 +25,6 @@ from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import RequestBodyLimitMiddleware
 from mcp.shared.exceptions import MCPError
-from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -45,7 +45,7 @@ from kdskills.app.logs import number_of
 from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import host_words, require_allowed
 from kdskills.app.operations.table import RUNS
-from kdskills.app.publication import NOT_FOUND, Child, Publication, PublishedEntry
+from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
 from kdskills.app.wire import as_text, json_facts, json_text
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
 
@@ -62,9 +62,10 @@ READING: Final = ("skills.list", "skills.load", "skills.read")
 """Operations that give what listing and reading resources gives; who may not run them is given nothing here either."""
 
 T = TypeVar("T")
-Listed = TypeVar("Listed", PublishedEntry, Child)
+Listed = TypeVar("Listed")
 Ctx = ServerRequestContext[Any, Any]
 WhoAsks = Callable[[Ctx], Identity]
+Invoke = Callable[[str, Mapping[str, Any], Context], Awaitable[Any]]
 Publish = Callable[[Identity, dict[tuple[str, str], PublishedEntry]], Awaitable[Publication]]
 
 
@@ -81,12 +82,23 @@ class Directory(Uri):
 
 
 class Skills:
-    """Answers the extension's methods with what *publish* gives and *operations* let callers read."""
+    """Answers the extension's methods, and those of resources and prompts, with what *publish* gives and *operations* let
+    callers read; *session* as in `Tools`.
+    """
 
-    def __init__(self, operations: Mapping[str, Operation], publish: Publish, caller_of: WhoAsks) -> None:
+    def __init__(
+        self,
+        operations: Mapping[str, Operation],
+        publish: Publish,
+        invoke: Invoke,
+        caller_of: WhoAsks,
+        session: str | None,
+    ) -> None:
         self._operations = operations
         self._publish = publish
+        self._invoke = invoke
         self._caller_of = caller_of
+        self._session = {} if session is None else {"session_id": session}
         self._kept: dict[tuple[str, str], PublishedEntry] = {}
         self._told: set[str] = set()
 
@@ -98,7 +110,10 @@ class Skills:
         server.add_request_handler("skills/get", Uri, self._get)
         server.add_request_handler("resources/directory/read", Directory, self._directory)
         server.add_request_handler("resources/list", types.PaginatedRequestParams, self._resources)
+        server.add_request_handler("resources/templates/list", types.PaginatedRequestParams, self._templates)
         server.add_request_handler("resources/read", types.ReadResourceRequestParams, self._read)
+        server.add_request_handler("prompts/list", types.PaginatedRequestParams, self._prompts)
+        server.add_request_handler("prompts/get", types.GetPromptRequestParams, self._prompt)
 
     async def _declare(self, ctx: Ctx, call_next: CallNext) -> HandlerResult:
         """Declare the extension to clients of 2025-11-25, too: that protocol's form of capabilities would drop it."""
@@ -110,12 +125,10 @@ class Skills:
     async def _publication(self, ctx: Ctx, needed: tuple[str, ...] = LISTING) -> Publication:
         """Return what the caller may see. Raises MCPError, also for who may not run the operations *needed*."""
         identity = self._caller_of(ctx)
-        try:
+        with refusals():
             for name in needed:
                 require_allowed(self._operations[name], identity)
             return await self._publish(identity, self._kept)
-        except KdskillsError as error:
-            raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 
     async def _entries(self, ctx: Ctx) -> tuple[PublishedEntry, ...]:
         """Return what the caller may see; why a skill is left out stands in the log, once."""
@@ -154,6 +167,10 @@ class Skills:
         ]
         return {"resources": rows, **following, **ENVELOPE}
 
+    async def _templates(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        await self._publication(ctx)
+        return {"resourceTemplates": TEMPLATES, **ENVELOPE}
+
     async def _read(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         publication = await self._publication(ctx, READING)
         file, data = await look_up(lambda: publication.read(str(params.uri)))
@@ -163,6 +180,58 @@ class Skills:
         except UnicodeDecodeError:
             content["blob"] = base64.b64encode(data).decode("ascii")
         return {"contents": [content], **ENVELOPE}
+
+    async def _prompts(self, ctx: Ctx, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        skills = (await self._publication(ctx)).startable(self._caller_of(ctx).starter)
+        page, following = page_of(skills, params.cursor, uri=attrgetter("location"))
+        rows = [
+            {
+                "name": skill.full_id,
+                "title": skill.name,
+                "description": skill.description,
+                "arguments": [{"name": each.name, "description": each.description} for each in skill.arguments],
+            }
+            for skill in page
+        ]
+        return {"prompts": as_text(rows), **following, **ENVELOPE}
+
+    async def _prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
+        """Load a skill that a person chose, and return its text with the arguments filled in."""
+        publication, identity = await self._publication(ctx, READING), self._caller_of(ctx)
+        skill = {skill.full_id: skill for skill in publication.startable(identity.starter)}.get(params.name)
+        if skill is None:
+            raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
+        arguments = {"names": [skill.full_id], "mode": "add", **self._session}
+        with refusals():
+            context = Context(identity=identity, request_id=number_of(str(ctx.request_id)))
+            text = await asyncio.to_thread(publication.prompt, skill, params.arguments or {})
+            await self._invoke("skills.load", arguments, context)
+        message = {"role": "user", "content": {"type": "text", "text": as_text(text)}}
+        return {"description": as_text(skill.description), "messages": [message], "resultType": "complete"}
+
+
+TEMPLATES: Final = [
+    {
+        "uriTemplate": "skill://{namespace}/{skill}/SKILL.md",
+        "name": "skill",
+        "description": "The instructions of a skill, with their frontmatter.",
+        "mimeType": "text/markdown",
+    },
+    {
+        "uriTemplate": "skill://{namespace}/{skill}/{+path}",
+        "name": "skill-file",
+        "description": "A file of a skill; resources/directory/read lists them.",
+    },
+]
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Tell errors of ours as the protocol does. Raises MCPError."""
+    try:
+        yield
+    except KdskillsError as error:
+        raise MCPError(types.INVALID_PARAMS, error.message, error.to_json()["error"]) from error
 
 
 async def look_up(look: Callable[[], T]) -> T:
@@ -182,8 +251,10 @@ def entry_json(entry: PublishedEntry) -> dict[str, Any]:
     }
 
 
-def page_of(items: tuple[Listed, ...], cursor: str | None) -> tuple[tuple[Listed, ...], dict[str, str]]:
-    """Return a page of sorted *items*, and the cursor of the next. Raises MCPError for a cursor that is none of ours.
+def page_of(
+    items: tuple[Listed, ...], cursor: str | None, uri: Callable[[Listed], str] = attrgetter("uri")
+) -> tuple[tuple[Listed, ...], dict[str, str]]:
+    """Return a page of *items* sorted by *uri*, and the cursor of the next. Raises MCPError for a cursor that is none of ours.
 
     A cursor is the last uri of its page, so that it stays right when skills come and go between two pages.
     """
@@ -194,14 +265,11 @@ def page_of(items: tuple[Listed, ...], cursor: str | None) -> tuple[tuple[Listed
             raise MCPError(types.INVALID_PARAMS, NOT_FOUND) from error
         if not last.startswith("skill://"):
             raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
-        items = items[next((number for number, item in enumerate(items) if item.uri > last), len(items)) :]
+        items = items[next((number for number, item in enumerate(items) if uri(item) > last), len(items)) :]
     page = items[:PAGE]
     if len(items) <= PAGE:
         return page, {}
-    return page, {"nextCursor": base64.urlsafe_b64encode(page[-1].uri.encode()).decode("ascii")}
-
-
-Invoke = Callable[[str, Mapping[str, Any], Context], Awaitable[BaseModel]]
+    return page, {"nextCursor": base64.urlsafe_b64encode(uri(page[-1]).encode()).decode("ascii")}
 
 
 def safe_name(name: str) -> str:
@@ -357,7 +425,7 @@ def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) 
         on_list_tools=tools.list,
         on_call_tool=tools.call,
     )
-    Skills(host.operations, host.publication, caller_of).add_to(server)
+    Skills(host.operations, host.publication, host.invoke, caller_of, session).add_to(server)
     return server
 
 

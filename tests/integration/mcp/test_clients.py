@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
+import subprocess
 import sys
+import tomllib
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -159,3 +162,39 @@ def test_a_root_over_stdio(bundle, tmp_path):
         with pytest.raises(ServerFailed) as caught:
             SdkServer(parse_address(f"mcp+stdio:{broken}#broken"), timeout_s=20).entries()
         assert "broken" in caught.value.message
+
+
+@pytest.mark.parametrize("client", ["claude-code", "claude-desktop", "codex", "cursor", "gemini", "vscode", "zed"])
+async def test_what_is_printed_for_a_client_starts_a_server(client, bundle, tmp_path):
+    """The snippet is of the client's form, and its command, words and variables serve the bundle as asked, from any folder."""
+    bundle.skill("public/tidy")
+    program = Path(sys.executable).with_name("kdskills")
+    state = {"KDSKILLS_STATE_DIR": str(tmp_path / "state"), "PATH": os.environ["PATH"]}
+    words = [program, "mcp", "--tools", "", "--profile", "skills", "config", client]
+    env = {**state, "KDSKILLS_BUNDLE": bundle.root.name}
+    run = await asyncio.to_thread(
+        subprocess.run, words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    snippet = tomllib.loads(run.stdout) if client == "codex" else json.loads(run.stdout)
+    (servers,) = snippet.values()
+    entry = servers["kdskills"]
+    assert entry["args"] == ["mcp", "--tools", ""]
+    assert run.stderr.startswith("for ")
+    server = StdioServerParameters(command=entry["command"], args=entry["args"], env={**state, **entry["env"]}, cwd="/")
+    async with Client(server, cache=None) as connection:
+        assert [prompt.name for prompt in (await connection.list_prompts()).prompts] == ["public.tidy"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["config", "emacs"], "client_unknown"),
+        (["--http", "127.0.0.1:1", "config", "zed"], "usage"),
+        (["--profile", "root", "config", "zed"], "profile_unknown"),
+    ],
+)
+def test_snippets_that_would_not_work_are_not_printed(words, code):
+    """An unknown client or profile, and an address where a program is to be started, are wrong calls."""
+    program = Path(sys.executable).with_name("kdskills")
+    run = subprocess.run([program, "mcp", *words], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr.partition(":")[0]) == (2, "", code)

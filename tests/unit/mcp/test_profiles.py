@@ -177,6 +177,9 @@ async def test_resources_are_bounded_like_tools(tmp_path, powers, code):
     caller, uri = Identity(agent="bot", token="t0", **powers), "skill://public/open/SKILL.md"
     for method, params in (
         ("resources/list", {}),
+        ("resources/templates/list", {}),
+        ("prompts/list", {}),
+        ("prompts/get", {"name": "public.open"}),
         ("skills/list", {}),
         ("skills/get", {"uri": uri}),
         ("resources/directory/read", {"uri": "skill://public/open"}),
