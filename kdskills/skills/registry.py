@@ -159,6 +159,7 @@ class SkillRegistry:
         self._current: Snapshot | None = None
         self._scans: dict[int, RootScan] = {}
         self._index_notes: dict[int, Diagnostic] = {}
+        self._fill_notes: list[Diagnostic] = []
         self._behind: dict[int, frozenset[str]] = {}
         self._judged: dict[str, _Judged] = {}
         self._generation = 0
@@ -224,12 +225,13 @@ class SkillRegistry:
     def _rebuild(self) -> tuple[Snapshot, RefreshReport]:
         scans: dict[int, RootScan] = {}
         index_notes = dict(self._index_notes)
+        fill_notes = [note for root in self.roots if root.fill is not None for note in root.fill()]
         for number, root in enumerate(self.roots):
             scans[number] = self._scan(number, root, index_notes)
         old = self._current
         if (
             old is not None
-            and index_notes == self._index_notes
+            and (index_notes, fill_notes) == (self._index_notes, self._fill_notes)
             and all(scan is self._scans.get(number) for number, scan in scans.items())
         ):  # then nothing has to be merged and judged again
             return old, RefreshReport((), (), (), old.diagnostics, old.generation)
@@ -238,7 +240,7 @@ class SkillRegistry:
         skills, invalid, judged = self._judge(winners, notes)
         diagnostics = tuple(  # a root that is missing is an error in a verified child
             replace(note, severity="error") if self.verified and note.code == "root_missing" else note
-            for note in (*index_notes.values(), *notes)
+            for note in (*index_notes.values(), *fill_notes, *notes)
         )
         states = tuple(RootState(root, scan.digest, scan.present) for root, scan in root_scans)
         before = old.skills if old is not None else {}
@@ -264,6 +266,7 @@ class SkillRegistry:
                 self._clock(),
             )
         self._scans, self._index_notes, self._judged, self._current = scans, index_notes, judged, snapshot
+        self._fill_notes = fill_notes
         return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
 
     def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:
@@ -272,7 +275,7 @@ class SkillRegistry:
         base = os.path.realpath(root.path)
         loader = SkillLoader(root, base, self._reader)
         old = self._scans.get(number)
-        if old is None:
+        if old is None and root.fill is None:  # a filled folder has another path at the next start
             old, ignored = self._store.load(root, base, loader.content)
             if ignored is not None:
                 notes[number] = ignored
@@ -281,7 +284,7 @@ class SkillRegistry:
         # An index that is a little behind only makes the next start read a little more, and costs no writing now. Folders
         # are counted, not visits: one that changed a moment ago is listed at every look until its stamp proves something.
         behind = self._behind.get(number, frozenset()) | scanner.listed
-        if scan is not old and (old is None or len(behind) * 100 > len(scan.skills)):
+        if root.fill is None and scan is not old and (old is None or len(behind) * 100 > len(scan.skills)):
             failed = self._store.save(root, base, scan)
             behind = frozenset()
             if failed is not None:

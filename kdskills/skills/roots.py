@@ -5,17 +5,24 @@ Then what is found there: the record of a skill's folder, the scan of a root, an
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import shutil
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
 from kdskills.skills.model import RootKind, Skill, maker_of
+from kdskills.skills.private_files import make_folder, replace_file
 from kdskills.skills.refs import DEFAULT_NAMESPACE
 from kdskills.skills.safe_open import STAMP, is_folder, rows_digest
 
@@ -174,6 +181,7 @@ class SkillRoot:
             have `public`.
         nested: Whether a skill file inside another skill's folder is a skill of its own.
         listing: What lists the skills of a root that is no folder; `path` is then not looked at.
+        fill: What brings the folder up to date before each look; returns what it found wrong, and never raises.
     """
 
     uri: str
@@ -183,6 +191,42 @@ class SkillRoot:
     namespace: str | None = None
     nested: bool = False
     listing: Listing | None = field(default=None, compare=False, repr=False)
+    fill: Callable[[], tuple[Diagnostic, ...]] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of_entries(
+        cls,
+        name: str,
+        read: ReadEntries,
+        *,
+        kind: RootKind = "plugin",
+        namespace: str | None = None,
+        every_s: float = 1.0,
+    ) -> SkillRoot:
+        """Return a root whose skills are no files of this host, but what *read* returns, such as rows of a database.
+
+        They are written to a folder of this process that goes with the root, and are from then on skills like others:
+        searched, read, run and published. An entry that cannot be written is left out with `entry_invalid`; when *read*
+        fails, the skills stay as they were, with `entries_unreadable`.
+
+        Args:
+            name: Names the root on every host; letters, digits, `-` and `_`.
+            read: Returns all entries as they are now, from any thread: `{"id" or "namespace/id": {path: text or bytes}}`,
+                with `SKILL.md` among the paths.
+            kind: Rank and layout of the root.
+            namespace: Namespace of every skill; their keys are then plain ids.
+            every_s: Seconds during which *read* is not called again.
+
+        Raises:
+            BadRequest: *name* or *kind* is none.
+            TypeError: *read* is no function.
+        """
+        if not _CLIENT.fullmatch(name) or kind not in KIND_ORDER:
+            raise BadRequest(f"{name!r} of kind {kind!r} cannot name a root of entries", name=name)
+        if not callable(read):
+            raise TypeError(f"read must be a function that returns entries, not {type(read).__name__}")
+        entries = EntryFolder(name, read, every_s)
+        return cls(f"entries://{name}", entries.folder, name, kind, namespace, fill=entries.fill)
 
     def __post_init__(self) -> None:
         """Take the path in either form. Raises TypeError for what is none."""
@@ -197,6 +241,108 @@ class SkillRoot:
     def deep(self) -> bool:
         """Whether skills stand at any depth up to six, instead of `<id>` or `<namespace>/<id>`."""
         return self.kind in DEEP_KINDS
+
+
+ReadEntries = Callable[[], Mapping[str, Mapping[str, str | bytes]]]
+MAX_ENTRIES: Final = 10_000
+MAX_ENTRY_FILES: Final = 512
+MAX_ENTRY_BYTES: Final = 16 * 1024 * 1024
+
+
+class EntryFolder:
+    """A folder with the files of entries, as they were when they were last read; it is removed with the object."""
+
+    def __init__(self, name: str, read: ReadEntries, every_s: float) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix=f"kdskills-{name[:40]}-"))
+        self._name, self._read, self._every_s = name, read, every_s
+        self._lock = threading.Lock()
+        self._looked: float | None = None
+        self._files: dict[str, bytes] = {}
+        self._notes: tuple[Diagnostic, ...] = ()
+        weakref.finalize(self, _remove_own, self.folder, os.getpid())
+
+    def fill(self) -> tuple[Diagnostic, ...]:
+        """Write what changed since the last look, and return what is wrong with the entries."""
+        with self._lock:
+            now = time.monotonic()
+            if self._looked is None or now - self._looked >= self._every_s:
+                self._looked = now
+                try:
+                    files, self._notes = _entry_files(self._name, self._read())
+                    self._write(files)
+                except Exception as error:  # noqa: BLE001 - the entries are another program's, which may fail in any way
+                    words = f"The skills of {self._name} cannot be read now: {type(error).__name__}: {error}"
+                    self._notes = (Diagnostic("entries_unreadable", "warning", words, ref=self._name),)
+            return self._notes
+
+    def _write(self, files: Mapping[str, bytes]) -> None:
+        """Remove files that are not among *files*, then write those that are other ones. Raises OSError."""
+        for path in self._files.keys() - files.keys():
+            (self.folder / path).unlink(missing_ok=True)
+            for above in [*(self.folder / path).parents][: path.count("/")]:
+                with suppress(OSError):  # there are other files in it
+                    above.rmdir()
+            del self._files[path]
+        for path, data in files.items():
+            digest = hashlib.sha256(data).digest()
+            if self._files.get(path) != digest:
+                make_folder((self.folder / path).parent)
+                replace_file(self.folder / path, data)
+                self._files[path] = digest
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    """Remove a folder, but not from a process that was forked off the one it belongs to."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _entry_files(
+    name: str, entries: Mapping[str, Mapping[str, str | bytes]]
+) -> tuple[dict[str, bytes], tuple[Diagnostic, ...]]:
+    """Return the files of all entries that can be written, by path, and why others cannot. Raises TypeError."""
+    files: dict[str, bytes] = {}
+    notes: list[Diagnostic] = []
+    if not isinstance(entries, Mapping):
+        raise TypeError(f"read() returned {type(entries).__name__}, not a mapping of entries")
+    for number, (key, paths) in enumerate(entries.items()):
+        try:
+            if number == MAX_ENTRIES:
+                raise ValueError(f"there are more than {MAX_ENTRIES:,} entries")  # noqa: TRY301
+            if isinstance(key, str) and "/" in key and key.partition("/")[0] in entries:
+                raise ValueError("its namespace is the id of another entry")  # noqa: TRY301
+            files |= _files_of(key, paths)
+        except (TypeError, ValueError) as error:
+            words = f"The entry {str(key)[:80]!r} of {name} is left out: {error}."
+            notes.append(Diagnostic("entry_invalid", "error", words, ref=name))
+        if number == MAX_ENTRIES:
+            break
+    return files, tuple(notes)
+
+
+def _files_of(key: object, paths: object) -> dict[str, bytes]:
+    """Return the files of one entry, by path from the root. Raises TypeError and ValueError."""
+    if not isinstance(key, str) or not isinstance(paths, Mapping):
+        raise TypeError("it is no id with a mapping of paths")
+    if key.count("/") > 1 or len(paths) > MAX_ENTRY_FILES:
+        raise ValueError(f"its key has more than two parts, or it more than {MAX_ENTRY_FILES} files")
+    files: dict[str, bytes] = {}
+    for path, data in paths.items():
+        if not isinstance(path, str) or not isinstance(data, str | bytes):
+            raise TypeError("its files are no paths with text or bytes")
+        whole = f"{key}/{path}"
+        for part in whole.split("/"):
+            unsafe = part in {"", ".", ".."} or "\\" in part or any(ord(char) < 32 for char in part)
+            if unsafe or len(part.encode()) > 255:
+                raise ValueError("a path has empty, dotted, long or unsafe parts")
+        files[whole] = data.encode() if isinstance(data, str) else data
+    if f"{key}/SKILL.md" not in files:
+        raise ValueError("it has no SKILL.md")
+    if sum(map(len, files.values())) > MAX_ENTRY_BYTES:
+        raise ValueError(f"it has more than {MAX_ENTRY_BYTES >> 20} MiB")
+    if any("/".join(path.split("/")[:end]) in files for path in files for end in range(2, path.count("/") + 1)):
+        raise ValueError("a name is a file and a folder at once")
+    return files
 
 
 def order_roots(roots: Iterable[SkillRoot]) -> tuple[SkillRoot, ...]:
