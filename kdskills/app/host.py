@@ -229,7 +229,8 @@ class Host(OperationCalls):
 
         skills = await self.project_skills(identity.project)
         view = skills.subsystem.view(identity.consumer, identity.held_tools)
-        return Publication(view, cached_entries, starter="code" if identity.sees_all else identity.starter)
+        starter = "code" if identity.sees_all else identity.starter
+        return Publication(view, cached_entries, starter=starter, deny=self.answers.deny)
 
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project. Raises BundleError, and BadRequest, `no_bundle`, when it is not known."""

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kdskills.errors import BadRequest, Diagnostic, FileRefused, NotFound, RootChanged, RootMissing
+from kdskills.errors import BadRequest, Diagnostic, FileRefused, NotFound, PluginFailed, RootChanged, RootMissing
 from kdskills.execution import SkillMount
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.stage import stage_skill
+from kdskills.session.approval import AccessKind, AccessRequest, Deny, denial_of
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.model import render_body
@@ -99,12 +100,14 @@ class Publication:
         cached_entries: Of earlier publications, by full id and tree; shared by the doors of one Host.
         cache: Folder of the copies.
         starter: Who starts the skills; what that caller may not start is not published.
+        deny: Asks the policy plugins before a file is read.
     """
 
     view: SkillView
     cached_entries: dict[tuple[str, str], PublishedEntry]
     cache: Path = field(default_factory=cache_dir)
     starter: By = "code"
+    deny: Deny | None = None
 
     def entries(self) -> tuple[tuple[PublishedEntry, ...], tuple[Diagnostic, ...]]:
         """Return every published skill, sorted by uri, and why others are not."""
@@ -138,6 +141,14 @@ class Publication:
         file = next((item for item in entry.files if item.uri == uri), None)
         if file is None:
             raise NotFound(NOT_FOUND)
+        if self.deny is not None:
+            kind: AccessKind = "load" if file.path == SKILL_FILE else "read"
+            try:
+                denial = denial_of(self.deny, AccessRequest(kind, self.view.consumer, "", entry.full_id, file.path))
+            except PluginFailed as error:  # which is in the log: what could not be checked is not given
+                raise NotFound(NOT_FOUND) from error
+            if denial is not None:
+                raise NotFound(NOT_FOUND)
         data = read_file(self._copy(entry.tree), file.path, limit=MAX_BYTES).data
         if _digest(data) != file.digest:
             raise RootChanged("the copy of a published skill was changed", id=entry.full_id)

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
 from kdskills.skills.model import RootKind, Skill, maker_of
@@ -297,9 +297,7 @@ def _remove_own(folder: Path, process: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _entry_files(
-    name: str, entries: Mapping[str, Mapping[str, str | bytes]]
-) -> tuple[dict[str, bytes], tuple[Diagnostic, ...]]:
+def _entry_files(name: str, entries: Any) -> tuple[dict[str, bytes], tuple[Diagnostic, ...]]:
     """Return the files of all entries that can be written, by path, and why others cannot. Raises TypeError."""
     files: dict[str, bytes] = {}
     notes: list[Diagnostic] = []

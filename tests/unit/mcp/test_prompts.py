@@ -27,6 +27,10 @@ class DenyWords:
 
     @hookimpl
     def kdskills_deny(self, request: AccessRequest) -> Denial | None:
+        if request.skill == "public.broken":
+            raise RuntimeError("no such table: rules")
+        if request.skill == "public.partial" and request.kind == "read":
+            return Denial("not this file", "not this file") if request.path == "guide.md" else None
         return Denial("not today", "not today") if request.skill == "public.denied" else None
 
 
@@ -47,6 +51,8 @@ async def host(tmp_path):
     put(bundle, "agents", "user-invocable: false\n")
     put(bundle, "hidden", "disclosure: hidden\n")
     put(bundle, "needy", "imports: [agents]\n", "Needs it.")
+    put(bundle, "broken", "user-invocable: false\n")
+    put(bundle, "partial", "user-invocable: false\n")
     put(bundle, "denied")
     put(bundle, "large", "arguments: [x]\n", "$x" * 5_000)
     (bundle / "skills_descriptor.yaml").write_text("{}\n")
@@ -128,3 +134,26 @@ async def test_templates_of_resources(host):
         uri = made[1].replace("{namespace}", "public").replace("{skill}", "greet").replace("{+path}", "guide.md")
         contents: Any = (await client.read_resource(uri)).contents
         assert contents[0].text == "Guide of greet."
+
+
+@pytest.mark.parametrize(
+    ("skill", "path", "given"),
+    [
+        ("denied", "SKILL.md", False),
+        ("denied", "guide.md", False),
+        ("broken", "SKILL.md", False),
+        ("broken", "guide.md", False),
+        ("partial", "SKILL.md", True),
+        ("partial", "guide.md", False),
+    ],
+)
+async def test_a_policy_holds_for_resources(host, skill, path, given):
+    """What a plugin refuses to load or read is no resource either, nor what a failing plugin could not judge; one text for all."""
+    async with connected(host, MODEL) as client:
+        uri = f"skill://public/{skill}/{path}"
+        if given:
+            assert (await client.read_resource(uri)).contents
+        else:
+            with pytest.raises(MCPError) as caught:
+                await client.read_resource(uri)
+            assert caught.value.error.message == "there is no such skill, file or directory for this caller"
