@@ -245,8 +245,8 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 LATER = {
     "search": 1_500,
-    "doors": 400,
-    "app": 1_620,
+    "doors": 340,
+    "app": 1_680,
     "catalogs": 600,
     "vectors": 400,
     "environments": 3_600,
