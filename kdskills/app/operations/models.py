@@ -108,6 +108,12 @@ class RunInput(Input):
         None, description="Folder to make for the turn: the bundle with generated skills around its own."
     )
     crowd: int = Field(1000, ge=1, le=10_000, description="How many skills are generated for `many`.")
+    session: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._:-]{1,128}$",
+        description="Conversation to go on with, or to begin; it is kept in `session_store`.",
+    )
+    user: str | None = Field(None, max_length=200, description="Id of the user a conversation is with.")
 
 
 class ShowTurnInput(Input):

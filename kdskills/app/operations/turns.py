@@ -24,6 +24,7 @@ from kdskills.turn.near_names import asker_findings
 
 if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.conversation import Conversations
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
     from kdskills.solver.parts import Wiring
@@ -171,7 +172,12 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
 
 
 async def run(
-    bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RunInput, context: Context
+    bundles: BundleLoader,
+    wiring: Wiring,
+    settings: Settings,
+    conversations: Conversations,
+    arguments: RunInput,
+    context: Context,
 ) -> RunOutput:
     """Run one turn."""
     bundle = bundles.open(arguments.bundle, context, tools=True)
@@ -194,13 +200,15 @@ async def run(
         model=arguments.model or settings.model,
         executor=arguments.executor or settings.executor,
         settings=SolverSettings(**options),
+        store=None if arguments.session is None else await conversations.store(),
         wiring=wiring,
         sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
         files = (*arguments.files, *(bundle.root / name for name in demo_files))
         solver = ReactSolver(system, consumer=arguments.consumer)
-        result = await solver.run(request, files=files, skills=arguments.skills)
+        talk = {"session_id": arguments.session, "user": arguments.user}
+        result = await solver.run(request, files=files, skills=arguments.skills, **talk)
         engine = None if system.executor is None else system.executor.name
     turn_files = tuple(str(file.location) for file in result.files)
     lacking = _lacking(demo, result) if is_demo else {}

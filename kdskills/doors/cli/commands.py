@@ -337,7 +337,7 @@ def narrator() -> Emit:
         "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
         "crowd": Word(ranged=True),
     },
-    hidden=("request", "consumer", "answer_role", "files", "skills"),
+    hidden=("request", "consumer", "answer_role", "files", "skills", "session", "user"),
     trust=True,
     narrator=narrator,
 )

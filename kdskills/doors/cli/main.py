@@ -22,6 +22,7 @@ own_commands = typer.Typer()
 own_commands.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     programs.bench
 )
+own_commands.command("chat")(programs.chat)
 own_commands.command("logs")(jobs.logs)
 own_commands.command("run-script", context_settings=programs.AS_WRITTEN)(programs.run_script)
 own_commands.command("tool")(programs.tool)

@@ -9,9 +9,11 @@ import json
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final
+from uuid import uuid4
 
 import typer
 
@@ -22,7 +24,7 @@ from kdskills.app.wire import json_text
 from kdskills.doors.cli.commands import env
 from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, run, split, trusting
 from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, print_json, table
-from kdskills.errors import BadRequest, MissingExtra
+from kdskills.errors import BadRequest, KdskillsError, MissingExtra
 
 
 def _print_version(given: bool) -> None:
@@ -57,6 +59,43 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
         finally:
             sys.argv = before
     raise typer.Exit(code)
+
+
+def chat(
+    ctx: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    session: Annotated[
+        str | None, typer.Option(help="Conversation to go on with, kept in `session_store`; a new one when omitted.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(help="Id of the user the conversation is with.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model, as for `run`; none means the setting.")] = None,
+    trust: Trust = False,
+) -> None:
+    """Talk with a bundle: each line is a request of one conversation, until a blank line or the end of the input."""
+    from kdskills.doors.cli.turns import Narrator, print_end
+
+    talk = {"bundle": bundle, "session": session or f"chat-{uuid4()}", "user": user, "model": model}
+    at_terminal = sys.stdin.isatty()
+    with failing(as_json=False):
+        for request in iter(partial(_request, "> " if at_terminal else ""), ""):
+            arguments, emit = {**talk, "request": request}, Narrator(console())
+            try:
+                print_end(console(), run(ctx, lambda ask: ask("solver.run", arguments, emit, trust=trust)))  # noqa: B023 - run at once
+            except KdskillsError as error:
+                if not at_terminal:
+                    raise
+                console(stderr=True).print(line(f"{error.code}: {one_line(error.message)}"))
+            except KeyboardInterrupt:  # of this turn: the conversation is as it was before
+                console(stderr=True).print("stopped; say something else, or nothing to end")
+        console(stderr=True).print(f"the conversation is {line(talk['session'])}")
+
+
+def _request(prompt: str) -> str:
+    """Return the next line; blank at the end of the input."""
+    try:
+        return input(prompt).strip()
+    except EOFError:
+        return ""
 
 
 #: The extra that brings what a door needs.
