@@ -58,7 +58,7 @@ def test_lines_are_one_conversation(tmp_path, store):
 def test_a_turn_that_fails_ends_with_its_code(tmp_path):
     """From a file or a pipe the first failure ends it; the conversation goes on as it was before."""
     broken = chat(tmp_path, "chat", HELLO, "--session", "c1", lines="one\nbreak\nthree\n")
-    assert (broken.exit_code, "model_failed" in broken.output) == (3, True)
+    assert (broken.exit_code, "model_failed" in broken.output) == (4, True)
     again = chat(tmp_path, "chat", HELLO, "--session", "c1", lines="four\n")
     assert "one then four" in again.output
 
