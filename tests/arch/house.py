@@ -252,7 +252,7 @@ LATER = {
     "environments": 3_600,
     "shell": 1_200,
     "network": 1_550,
-    "conversations": 830,
+    "conversations": 890,
     "images": 350,
 }
 """Lines that what was built after the measures were set may have."""
@@ -269,7 +269,7 @@ LIMITS = {
     "private": 0,
     "host": 18,
     "rings": 2,
-    "main": 68,
+    "main": 69,
 }
 """What each measure may be today."""
 
