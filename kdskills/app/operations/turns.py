@@ -207,8 +207,8 @@ async def run(
     async with system:
         files = (*arguments.files, *(bundle.root / name for name in demo_files))
         solver = ReactSolver(system, consumer=arguments.consumer)
-        talk = {"session_id": arguments.session, "user": arguments.user}
-        result = await solver.run(request, files=files, skills=arguments.skills, **talk)
+        session_id, user = arguments.session, arguments.user
+        result = await solver.run(request, session_id=session_id, files=files, skills=arguments.skills, user=user)
         engine = None if system.executor is None else system.executor.name
     turn_files = tuple(str(file.location) for file in result.files)
     lacking = _lacking(demo, result) if is_demo else {}

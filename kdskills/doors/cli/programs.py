@@ -74,7 +74,8 @@ def chat(
     """Talk with a bundle: each line is a request of one conversation, until a blank line or the end of the input."""
     from kdskills.doors.cli.turns import Narrator, print_end
 
-    talk = {"bundle": bundle, "session": session or f"chat-{uuid4()}", "user": user, "model": model}
+    session = session or f"chat-{uuid4()}"
+    talk = {"bundle": bundle, "session": session, "user": user, "model": model}
     at_terminal = sys.stdin.isatty()
     with failing(as_json=False):
         for request in iter(partial(_request, "> " if at_terminal else ""), ""):
@@ -87,7 +88,7 @@ def chat(
                 console(stderr=True).print(line(f"{error.code}: {one_line(error.message)}"))
             except KeyboardInterrupt:  # of this turn: the conversation is as it was before
                 console(stderr=True).print("stopped; say something else, or nothing to end")
-        console(stderr=True).print(f"the conversation is {line(talk['session'])}")
+        console(stderr=True).print(f"the conversation is {line(session)}")
 
 
 def _request(prompt: str) -> str:
