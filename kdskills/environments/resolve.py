@@ -402,7 +402,8 @@ def fetch_wheel(package: LockedPackage, indexes: Collection[PackageIndex], targe
 
 
 def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Path) -> int:
-    hasher, size, bound = hashlib.sha256(), 0, package.size or WHEEL_LIMITS.archive_bytes
+    hasher, size = hashlib.sha256(), 0
+    bound = min(package.size or WHEEL_LIMITS.archive_bytes, WHEEL_LIMITS.archive_bytes)
     with _pieces(package, indexes) as pieces, target.open("xb") as out:
         for piece in pieces:
             size += len(piece)

@@ -37,7 +37,7 @@ from kdskills.environments.resolve import (
     platform_name,
     supported_tags,
 )
-from kdskills.environments.wheels import PYTHON, unpack_wheel
+from kdskills.environments.wheels import PYTHON, WHEEL_LIMITS, WheelRefused, unpack_wheel
 from kdskills.execution import EnvironmentMount
 from kdskills.execution.dirs import cache_dir, discard_tree, locked, new_tree, private_dir
 from kdskills.execution.rootfs import base_python, settle_modes
@@ -258,6 +258,9 @@ def _check_wheels(environment: LockedEnvironment) -> None:
         if not package.file.endswith(".whl"):
             message = f"{package.file} is a source distribution, and those are not built"
             raise EnvironmentFailed(message, code="environment_source_only", key=environment.key)
+        if package.size > WHEEL_LIMITS.archive_bytes:
+            reason = f"it has {package.size} bytes, and may have {WHEEL_LIMITS.archive_bytes}"
+            raise WheelRefused(package.file, reason, rule="archive_too_large")
         if best_wheel([package.file], tags) is None:
             message = f"{environment.key} is locked for {environment.platform}: {package.file} does not run on {platform_name()}"
             raise EnvironmentFailed(message, code="environment_platform", key=environment.key)

@@ -114,3 +114,64 @@ async def test_off_brings_none(bundle: Path, tmp_path: Path, lock: Callable[...,
     script = call("skills_load", names=["forms"]), call("skills_run_script", path="scripts/go.py")
     answers = await turn(bundle, tmp_path, *script, environments="off")
     assert "ModuleNotFoundError" in str(answers[1]["stderr"])
+
+
+async def test_start_up_code_of_a_package_acts_for_its_script_alone(
+    bundle: Path, tmp_path: Path, index: LoopIndex
+) -> None:
+    """`.pth` files of a package do nothing, its `sitecustomize` runs before its own script; code and other scripts have neither."""
+    loud = b"import builtins, os\nbuiltins.PLANTED = True\nos.environ['PLANTED'] = 'yes'\n"
+    files = {"one.py": b"VERSION = '1.0'\n", "sitecustomize.py": loud, "usercustomize.py": loud, "two.pth": b"import one\n"}
+    index.add("one", files=files)
+    environment = index.locked("one", key="acme.forms/scripts/go.py")
+    look = "import builtins, os, sys\nprint(hasattr(builtins, 'PLANTED'), 'PLANTED' in os.environ, 'one' in sys.modules)\n"
+    block = "# /// script\n# dependencies = ['one']\n# ///\n"
+    (bundle / "skills/acme/forms/scripts/go.py").write_text(block + look)
+    (bundle / "skills/acme/plain/scripts/go.py").write_text(look)
+    write_lock(bundle / "kdskills.lock", {environment.key: environment})
+    EnvironmentStore().build(environment, index.indexes)
+    try:
+        answers = await turn(
+            bundle, tmp_path,
+            call("skills_load", names=["forms"]),
+            call("skills_run_script", path="scripts/go.py"),
+            call("exec_python", code=look),
+            call("skills_load", names=["plain"]),
+            call("skills_run_script", skill="plain", path="scripts/go.py"),
+            call("exec_shell", command=f"python3 -c \"{look.replace(chr(10), ';')}\""),
+        )  # fmt: skip
+    finally:
+        EnvironmentStore().remove([environment])
+    told = [str(answer.get("stdout", answer)).strip() for answer in answers]
+    assert [told[1], told[2], told[4], told[5]] == ["True True False", *["False False False"] * 3]
+
+
+async def test_generated_code_for_skills_that_exclude_each_other_is_refused(
+    bundle: Path, tmp_path: Path, index: LoopIndex
+) -> None:
+    """Two loaded skills locked to different versions are `environment_conflict` for generated code, which names both; a script
+    of either still runs."""
+    locks = []
+    for name, version in (("forms", "1.0"), ("plain", "2.0")):
+        index.add("one", version, files={"one.py": f"VERSION = '{version} {uuid4()}'\n".encode()})
+        (bundle / f"skills/acme/{name}/scripts/go.py").write_text(
+            f"# /// script\n# dependencies = ['one=={version}']\n# ///\nimport one\nprint(one.VERSION)\n"
+        )
+        (bundle / f"skills/acme/{name}/scripts/both.py").write_text("print('starts')\n")
+        locks.append(index.locked(f"one=={version}", key=f"acme.{name}/scripts/go.py"))
+        EnvironmentStore().build(locks[-1], index.indexes)
+    write_lock(bundle / "kdskills.lock", {lock.key: lock for lock in locks})
+    try:
+        answers = await turn(
+            bundle, tmp_path,
+            call("skills_load", names=["forms", "plain"]),
+            call("exec_python", code="import one\n"),
+            call("skills_run_script", skill="forms", path="scripts/go.py"),
+            call("skills_run_script", skill="plain", path="scripts/go.py"),
+        )  # fmt: skip
+    finally:
+        EnvironmentStore().remove(locks)
+    error = answers[1]["error"]
+    assert (error["code"], error["who"]) == ("environment_conflict", "operator")
+    assert all(side in error["message"] for side in ("acme.forms", "one 1.0", "acme.plain", "2.0"))
+    assert [str(answer["stdout"])[:3] for answer in answers[2:]] == ["1.0", "2.0"]

@@ -59,7 +59,7 @@ def wheel_bytes(
 class LoopIndex:
     """An index of packages on loopback, and what it was asked for.
 
-    `lies` gives other bytes than the page's digest says, `yanked` names files, `status` answers every request with an error,
+    `lies` gives other bytes than the page's digest says, `yanked` names files, `cut` those whose bytes end too early, `status` answers every request with an error,
     `delay_s` makes it slow.
     """
 
@@ -67,6 +67,7 @@ class LoopIndex:
     files: dict[str, bytes] = field(default_factory=dict)
     lies: dict[str, bytes] = field(default_factory=dict)
     yanked: set[str] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)
     status: int = 200
     delay_s: float = 0.0
     asked: Counter[str] = field(default_factory=Counter)
@@ -116,7 +117,7 @@ def index() -> Iterator[LoopIndex]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                self.wfile.write(body[: len(body) // 2] if name in loop.cut else body)
 
         do_HEAD = do_GET  # noqa: N815 - the library's name
 
