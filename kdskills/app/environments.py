@@ -16,7 +16,7 @@ from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage
 from kdskills.environments.needs import spec_of
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
-from kdskills.environments.scripts import ScriptPackages
+from kdskills.environments.scripts import ScriptPackages, image_has
 from kdskills.environments.store import EnvironmentStore, Progress
 from kdskills.errors import KdskillsError
 from kdskills.execution.rootfs import image_versions
@@ -112,6 +112,19 @@ class Environments:
             problem = "it is not locked" if own is None else stale_reason(own, spec, exact=exact)
             states.append(EnvironmentState(key, spec, own, problem))
         return sorted(states, key=lambda state: state.key)
+
+    def lack_of(self, state: EnvironmentState) -> EnvironmentState | None:
+        """Return *state* as programs see it, when they would be refused for what it lacks; else None.
+
+        What is locked for more than is asked for, or for what was suggested, is good when it is built.
+        """
+        spec, locked = state.spec or EnvironmentSpec(), state.locked
+        if locked is None or (spec and stale_reason(locked, spec, exact=False)):
+            return None if image_has(spec, self.image) else state
+        if self.store.built(locked) is not None:
+            return None
+        wanted = EnvironmentSpec(locked.requirements, locked.requires_python)
+        return EnvironmentState(state.key, wanted, locked)
 
     def resolve(
         self, key: str, spec: EnvironmentSpec, tell: Progress, *, companions: Iterable[LockedEnvironment] = ()

@@ -160,8 +160,8 @@ class Settings(BaseSettings):
     environments: Literal["off", "locked", "ask", "auto"] = Field(
         default="ask",
         description="Packages of skills: `off` brings none; with `locked` programs get what `kdskills.lock` has and "
-        "`kdskills env build` built; `ask` is as `locked`: who is asked is who runs that command; `auto` also finds and builds "
-        "what a script declares when it first runs.",
+        "`kdskills env build` built; `ask` is as `locked`, but `kdskills run`, `demo` and `env build` at a terminal ask "
+        "whether to bring what is missing; `auto` also finds and builds what a script declares when it first runs.",
     )
     environment_index: dict[str, str] = Field(
         default_factory=dict,

@@ -65,7 +65,7 @@ class ScriptPackages:
                 message = f"what is locked for {environment.key} is not what {script} asks for ({reason}): {COMMANDS}"
                 raise EnvironmentFailed(message, code="environment_lock_stale", key=environment.key)
             return self._mount(environment)
-        if spec and not self._has(spec):
+        if spec and not image_has(spec, self._image()):
             if self._bring is not None:
                 return self._bring(key, spec, None)
             names = ", ".join(spec.requirements[:5]) or "Node packages"
@@ -129,18 +129,19 @@ class ScriptPackages:
             self._read = stamp, environments
         return environments
 
-    def _has(self, spec: EnvironmentSpec) -> bool:
-        """Whether every sandbox has all that *spec* asks for."""
-        if spec.node is not None:
+
+def image_has(spec: EnvironmentSpec, versions: Mapping[str, str]) -> bool:
+    """Whether a sandbox whose image has distributions of these *versions*, by name, has all that *spec* asks for."""
+    if spec.node is not None:
+        return False
+    image = {canonicalize_name(name): version for name, version in versions.items()}
+    for requirement in map(Requirement, spec.requirements):
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        version = image.get(canonicalize_name(requirement.name))
+        if version is None or requirement.extras or not requirement.specifier.contains(version, prereleases=True):
             return False
-        image = {canonicalize_name(name): version for name, version in self._image().items()}
-        for requirement in map(Requirement, spec.requirements):
-            if requirement.marker is not None and not requirement.marker.evaluate():
-                continue
-            version = image.get(canonicalize_name(requirement.name))
-            if version is None or requirement.extras or not requirement.specifier.contains(version, prereleases=True):
-                return False
-        return True
+    return True
 
 
 def _together(parts: Sequence[LockedEnvironment]) -> LockedEnvironment:

@@ -150,7 +150,8 @@ async def test_generated_code_for_skills_that_exclude_each_other_is_refused(
     bundle: Path, tmp_path: Path, index: LoopIndex
 ) -> None:
     """Two loaded skills locked to different versions are `environment_conflict` for generated code, which names both; a script
-    of either still runs."""
+    of either still runs.
+    """
     locks = []
     for name, version in (("forms", "1.0"), ("plain", "2.0")):
         index.add("one", version, files={"one.py": f"VERSION = '{version} {uuid4()}'\n".encode()})

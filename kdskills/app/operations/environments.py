@@ -37,6 +37,7 @@ class EnvironmentsInput(Input):
     bundle: Path = Field(description="The bundle's folder.")
     skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
     suggested: bool = Field(default=False, description="Ask for what scripts import and nothing declares, too.")
+    lacking: bool = Field(default=False, description="Only what programs would be refused for now; other entries stay.")
 
 
 class LockInput(EnvironmentsInput):
@@ -58,13 +59,14 @@ class EnvironmentRow(Output):
     """How one environment stands: `built`, `locked`, `planned`, `stale`, `unlocked`, `unneeded` or `failed`.
 
     `size` are the bytes on disk, `download` those that its files have as the index tells; `reason` and `code` say what is
-    wrong.
+    wrong. `indexes` are the names of those that files come from.
     """
 
     key: str
     state: str
     requirements: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
     download: int = 0
     size: int = 0
     digest: str = ""
@@ -207,6 +209,9 @@ class _Work:
                 else:
                     specs[key] = spec
         self._states = environments.states(self._skills, self._lock, specs, exact=exact or arguments.suggested)
+        if arguments.lacking:
+            self._failed.clear()  # their programs start as they are
+            self._states = [lack for state in self._states if (lack := environments.lack_of(state)) is not None]
         self._fixed = [state.locked for state in self._states if state.locked is not None and not state.problem]
 
     def plan(self) -> EnvironmentsOutput:
@@ -279,6 +284,7 @@ class _Work:
         }
         if locked is not None:
             facts["packages"] = tuple(f"{package.name} {package.version}" for package in locked.packages)
+            facts["indexes"] = tuple(sorted({package.index for package in locked.packages}))
             facts["download"] = sum(package.size for package in locked.packages)
         mount = self._environments.store.built(locked) if locked is not None and fresh else None
         if mount is not None and locked is not None:

@@ -29,6 +29,7 @@ from kdskills.doors.cli.output import (
     shortened,
     table,
 )
+from kdskills.doors.cli.packages import offer_packages
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Emit
@@ -40,7 +41,6 @@ turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
 conversation = typer.Typer(help="What was said in sessions of solvers.", no_args_is_help=True)
 codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
-env = typer.Typer(help="Packages that skills need: locked, downloaded and unpacked.", no_args_is_help=True)
 mcp = typer.Typer()
 token = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
 db = typer.Typer(help="The service's database.", no_args_is_help=True)
@@ -339,6 +339,7 @@ def narrator() -> Emit:
     },
     hidden=("request", "consumer", "answer_role", "files", "skills", "session", "user"),
     trust=True,
+    prelude=offer_packages,
     narrator=narrator,
 )
 @Row(
@@ -353,6 +354,7 @@ def narrator() -> Emit:
         "crowd": Word(ranged=True),
     },
     trust=True,
+    prelude=offer_packages,
     narrator=narrator,
 )
 def end_of_turn(answer: Any) -> None:
@@ -473,90 +475,6 @@ def image_tree(answer: Any) -> None:
     out.print(f"{plain(answer.path)}\n{answer.size // (1024 * 1024)} MiB, {answer.files} files, key {answer.key}")
     if answer.tar:
         out.print(f"{plain(answer.tar)} {answer.tar_digest}")
-
-
-def steps() -> Emit:
-    """Return what prints the steps of bringing packages as they happen."""
-    out = console(stderr=True)
-
-    def print_step(event: Any) -> None:
-        size = f" ({mebibytes(event.size)})" if event.size else ""
-        out.print(f"[dim]{event.kind}[/] {line(event.subject)}{size}", soft_wrap=True)
-
-    return print_step
-
-
-def mebibytes(size: int) -> str:
-    """Return bytes for people."""
-    return f"{size / (1024 * 1024):.1f} MiB"
-
-
-STATES: Final = MappingProxyType({"built": "green", "locked": "cyan", "planned": "cyan", "unneeded": "dim"})
-
-
-@Row(
-    env,
-    "plan",
-    "environments.plan",
-    "Find the exact packages that skills need and show their sizes; nothing is written.",
-    positional=("bundle", "skills"),
-    trust=True,
-    narrator=steps,
-)
-@Row(
-    env,
-    "lock",
-    "environments.lock",
-    "Write the exact packages that skills need to kdskills.lock; exit 1 when some cannot be had.",
-    positional=("bundle", "skills"),
-    trust=True,
-    narrator=steps,
-)
-@Row(
-    env,
-    "build",
-    "environments.build",
-    "Download and unpack what kdskills.lock has; nothing of a package runs.",
-    positional=("bundle", "skills"),
-    trust=True,
-    narrator=steps,
-)
-@Row(
-    env,
-    "show",
-    "environments.show",
-    "Show what skills need, what is locked and what is built; exit 1 when something is missing.",
-    positional=("bundle", "skills"),
-    trust=True,
-)
-@Row(
-    env,
-    "clean",
-    "environments.clean",
-    "Remove what is built for skills, but for what programs use now.",
-    positional=("bundle", "skills"),
-    trust=True,
-)
-def environments(answer: Any) -> None:
-    """Print how each environment stands, and what is wrong with it."""
-    out = console()
-    for row in answer.rows:
-        facts = [counted(len(row.packages), "package")] if row.packages else []
-        facts += [f"{mebibytes(row.download)} to download"] if row.download and not row.size else []
-        facts += [f"{mebibytes(row.size)} on disk"] if row.size else []
-        state = f"[{STATES.get(row.state, 'red')}]{row.state}[/]"
-        out.print(f"[bold]{line(row.key)}[/] {state} {', '.join(facts)}".rstrip(), soft_wrap=True)
-        words = row.packages or row.requirements
-        if words:
-            out.print(f"    {line(', '.join(words))}", soft_wrap=True)
-        if row.reason:
-            out.print(f"    {line(f'{row.code}: ' if row.code else '')}{line(row.reason)}", soft_wrap=True)
-    if not answer.rows:
-        out.print(f"no skill of {line(answer.bundle)} declares packages")
-    if answer.changed:
-        out.print("[green]kdskills.lock written[/]")
-    if answer.freed:
-        out.print(f"{mebibytes(answer.freed)} are free again")
 
 
 @Row(installation_commands, "new", "new", positional=("kind", "name"))

@@ -36,6 +36,9 @@ T = TypeVar("T")
 Ask = Callable[..., Awaitable[Any]]
 """Runs an operation by name with its arguments, as the account at the command line, and returns its answer."""
 
+Prelude = Callable[..., Awaitable[None]]
+"""What a command does first: takes its context, what runs operations, the arguments, and `trust`."""
+
 AT_CLI: Final = replace(LOCAL, door="cli")
 
 
@@ -182,6 +185,7 @@ class Row:
         flags: Options of the printer by name, with their help.
         trust: Whether the bundle's code may have to be trusted.
         narrator: Makes what prints the events of a call on the way; none prints the answer alone.
+        prelude: Done before the operation, with the same arguments and trust; not for `--json`.
     """
 
     app: typer.Typer
@@ -195,6 +199,7 @@ class Row:
     flags: Mapping[str, str] = field(default_factory=dict)
     trust: bool = False
     narrator: Callable[[], Emit] | None = None
+    prelude: Prelude | None = None
 
     def __call__(self, printer: Printer) -> Printer:
         """Add the command, whose answers *printer* prints, and return the printer."""
@@ -260,11 +265,18 @@ def answer(
     trust: bool = False,
     asks: bool = True,
     emit: Emit | None = None,
+    prelude: Prelude | None = None,
 ) -> Any:
     """Run an operation, print its answer and return it; *asks* as in `trusting`. Raises what `failing` raises."""
+
+    async def call(ask: Ask, trusted: bool) -> Any:
+        if prelude is not None and not as_json:
+            await prelude(ctx, ask, arguments, trust=trusted)
+        return await ask(operation, arguments, emit, trust=trusted)
+
     with failing(as_json=as_json):
         output = trusting(
-            lambda trusted: run(ctx, lambda ask: ask(operation, arguments, emit, trust=trusted)),
+            lambda trusted: run(ctx, lambda ask: call(ask, trusted)),
             trust=trust,
             asks=asks and not as_json,
         )
@@ -288,6 +300,7 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
             as_json=as_json,
             trust=words.get("trust", False),
             emit=None if as_json or row.narrator is None else row.narrator(),
+            prelude=row.prelude,
         )
         raise typer.Exit(EXIT_NEGATIVE if output.negative else EXIT_OK)
 

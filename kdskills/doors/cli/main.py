@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import commands, jobs, programs
+from kdskills.doors.cli import commands, jobs, packages, programs
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ own_commands.command("worker")(programs.worker)
 
 doors_commands = typer.Typer()
 doors_commands.command("serve")(programs.serve)
-commands.env.command("shell")(programs.shell)
+packages.env.command("shell")(programs.shell)
 commands.mcp.callback(invoke_without_command=True)(programs.mcp)
 commands.mcp.command("config")(programs.mcp_config)
 
@@ -41,7 +41,7 @@ GROUPS: Final = {
     "conversation": commands.conversation,
     "codex": commands.codex,
     "image": commands.image,
-    "env": commands.env,
+    "env": packages.env,
     "mcp": commands.mcp,
     "token": commands.token,
     "db": commands.db,

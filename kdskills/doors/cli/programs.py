@@ -21,9 +21,9 @@ import kdskills
 from kdskills.app.identity import PROFILES
 from kdskills.app.operations.table import Context
 from kdskills.app.wire import json_text
-from kdskills.doors.cli.commands import env
 from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, run, split, trusting
 from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, print_json, table
+from kdskills.doors.cli.packages import env
 from kdskills.errors import BadRequest, KdskillsError, MissingExtra
 
 

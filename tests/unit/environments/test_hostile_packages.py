@@ -35,7 +35,12 @@ def refused(environments, locked, index):
 def leftovers(tmp_path):
     """Return what killed or failed builds left in the store."""
     top = tmp_path / "cache/environments"
-    return [path.name for folder in (top, top / "wheels") for path in folder.iterdir() if path.name[:5] in {".new-", ".old-"}]
+    return [
+        path.name
+        for folder in (top, top / "wheels")
+        for path in folder.iterdir()
+        if path.name[:5] in {".new-", ".old-"}
+    ]
 
 
 def test_requirements_may_go_in_a_circle(index, environments):
