@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from packaging.utils import canonicalize_name
 
+from kdskills.environments.advisories import PackageVersion
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage
@@ -119,7 +120,8 @@ class Environments:
         What is locked for more than is asked for, or for what was suggested, is good when it is built.
         """
         spec, locked = state.spec or EnvironmentSpec(), state.locked
-        if locked is None or (spec and stale_reason(locked, spec, exact=False)):
+        problem = stale_reason(locked, spec, exact=False) if locked and spec else ""
+        if locked is None or problem:
             return None if image_has(spec, self.image) else state
         if self.store.built(locked) is not None:
             return None
@@ -173,6 +175,12 @@ class Environments:
                     self._brought[facts] = self.resolve(key, spec, quiet)
                 locked = self._brought[facts]
         return self.build(locked, quiet)
+
+
+def package_versions(locked: LockedEnvironment) -> Iterator[PackageVersion]:
+    """Yield what *locked* has of each ecosystem, as advisories name it."""
+    for package in locked.packages:
+        yield PackageVersion("PyPI", package.name, package.version)
 
 
 def lock_of(root: Path) -> Path:

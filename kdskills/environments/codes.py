@@ -11,6 +11,7 @@ from kdskills.errors import OperatorMustAct
 
 ENVIRONMENT_CODES: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "environment_advisories_invalid": "The file of advisories is not one in the OSV format, or too large.",
         "environment_conflict": "Two requirements exclude each other; the message has both sides.",
         "environment_hash_mismatch": "A file is not the one that was locked, or not one the requirement's hashes allow.",
         "environment_index_unreachable": "The index, or a file of it, does not answer, answers with an error, or is too slow.",

@@ -121,10 +121,17 @@ async def test_start_up_code_of_a_package_acts_for_its_script_alone(
 ) -> None:
     """`.pth` files of a package do nothing, its `sitecustomize` runs before its own script; code and other scripts have neither."""
     loud = b"import builtins, os\nbuiltins.PLANTED = True\nos.environ['PLANTED'] = 'yes'\n"
-    files = {"one.py": b"VERSION = '1.0'\n", "sitecustomize.py": loud, "usercustomize.py": loud, "two.pth": b"import one\n"}
+    files = {
+        "one.py": b"VERSION = '1.0'\n",
+        "sitecustomize.py": loud,
+        "usercustomize.py": loud,
+        "two.pth": b"import one\n",
+    }
     index.add("one", files=files)
     environment = index.locked("one", key="acme.forms/scripts/go.py")
-    look = "import builtins, os, sys\nprint(hasattr(builtins, 'PLANTED'), 'PLANTED' in os.environ, 'one' in sys.modules)\n"
+    look = (
+        "import builtins, os, sys\nprint(hasattr(builtins, 'PLANTED'), 'PLANTED' in os.environ, 'one' in sys.modules)\n"
+    )
     block = "# /// script\n# dependencies = ['one']\n# ///\n"
     (bundle / "skills/acme/forms/scripts/go.py").write_text(block + look)
     (bundle / "skills/acme/plain/scripts/go.py").write_text(look)

@@ -34,7 +34,7 @@ _TURN: Final = ("replay_diverged", "replay_exhausted", "model_failed", "engine_u
 _MCP: Final = ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra")
 _ENVIRONMENT: Final = (
     *("unknown_skill", "environment_lock_invalid", "environment_off", "environment_no_space", "missing_extra"),
-    *_FILES,
+    *("environment_advisories_invalid", *_FILES),
 )
 _CONVERSATION: Final = ("session_store_missing", "conversation_not_found", "store_unavailable")
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")

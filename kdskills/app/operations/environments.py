@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from kdskills.app.environments import declared, lock_of, spec_facts
+from kdskills.app.environments import declared, lock_of, package_versions, spec_facts
 from kdskills.app.operations.models import Input, Output
+from kdskills.environments.advisories import SEVERITIES, PackageVersion, audit
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
 from kdskills.environments.needs import spec_of
@@ -40,11 +42,22 @@ class EnvironmentsInput(Input):
     lacking: bool = Field(default=False, description="Only what programs would be refused for now; other entries stay.")
 
 
-class LockInput(EnvironmentsInput):
+class AuditedInput(EnvironmentsInput):
+    """Which skills, and against what their packages are audited."""
+
+    advisories: Path | None = Field(
+        None, description="File of advisories, OSV format, that packages are compared with."
+    )
+
+
+class LockInput(AuditedInput):
     """How to lock."""
 
     check: bool = Field(default=False, description="Change nothing; say whether the lock is what is asked for.")
     upgrade: bool = Field(default=False, description="Look for newer versions of what is locked, too.")
+    fail_on: Literal["low", "medium", "high", "critical"] = Field(
+        "low", description="With a check: the least severity of an advisory that fails it; an unknown one always does."
+    )
 
 
 class EnvironmentEvent(Output):
@@ -53,6 +66,18 @@ class EnvironmentEvent(Output):
     kind: str
     subject: str
     size: int
+
+
+class AdvisoryRow(Output):
+    """A known fault of a locked package: how severe it is, and the version that mends it, empty when none is known."""
+
+    id: str
+    package: str
+    version: str
+    severity: str
+    fixed: str
+    summary: str
+    aliases: tuple[str, ...]
 
 
 class EnvironmentRow(Output):
@@ -73,6 +98,7 @@ class EnvironmentRow(Output):
     reason: str = ""
     code: str = ""
     who: str = ""
+    advisories: tuple[AdvisoryRow, ...] = ()
 
 
 class EnvironmentsOutput(Output):
@@ -87,7 +113,7 @@ class EnvironmentsOutput(Output):
 
 
 def plan(
-    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+    bundles: BundleLoader, environments: Environments, arguments: AuditedInput, context: Context
 ) -> EnvironmentsOutput:
     """Find exact files for what is not locked, and change nothing."""
     return _Work(bundles, environments, arguments, context).plan()
@@ -97,18 +123,18 @@ def lock(
     bundles: BundleLoader, environments: Environments, arguments: LockInput, context: Context
 ) -> EnvironmentsOutput:
     """Lock what is asked for; entries that still are what is asked for stay, unless newer versions are wanted."""
-    return _Work(bundles, environments, arguments, context).lock(check=arguments.check, upgrade=arguments.upgrade)
+    return _Work(bundles, environments, arguments, context).lock(arguments)
 
 
 def build(
-    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+    bundles: BundleLoader, environments: Environments, arguments: AuditedInput, context: Context
 ) -> EnvironmentsOutput:
     """Build what is locked, what scripts import and nothing declares too where that was locked."""
     return _Work(bundles, environments, arguments, context, exact=False).build()
 
 
 def show(
-    bundles: BundleLoader, environments: Environments, arguments: EnvironmentsInput, context: Context
+    bundles: BundleLoader, environments: Environments, arguments: AuditedInput, context: Context
 ) -> EnvironmentsOutput:
     """Tell how environments stand; nothing is asked of an index."""
     return _Work(bundles, environments, arguments, context, exact=False).show()
@@ -198,6 +224,8 @@ class _Work:
         self._bundle, self._lock = bundle.name, lock_of(bundle.root)
         self._skills = list(chosen_skills(dict(bundles.subsystem(bundle).registry), arguments.skills))
         self._failed: list[EnvironmentRow] = []
+        self._advisories = getattr(arguments, "advisories", None)
+        self._packages: dict[str, tuple[PackageVersion, ...]] = {}
         self._resolved: dict[object, LockedEnvironment] = {}
         specs: dict[str, EnvironmentSpec] = {}
         image = ImageContent(frozenset(environments.image), frozenset(), {".py": "python3"})
@@ -217,11 +245,16 @@ class _Work:
     def plan(self) -> EnvironmentsOutput:
         return self._answer(self._each(lambda state: self._row(state, self._locked(state, upgrade=False), "planned")))
 
-    def lock(self, *, check: bool, upgrade: bool) -> EnvironmentsOutput:
+    def lock(self, arguments: LockInput) -> EnvironmentsOutput:
+        upgrade = arguments.upgrade
         if upgrade:
             self._fixed.clear()
-        if check:
-            return self._answer([self._row(state, state.locked) for state in self._states])
+        if arguments.check:
+            answer = self._answer([self._row(state, state.locked) for state in self._states])
+            least = SEVERITIES.index(arguments.fail_on)
+            faults = (fault.severity for row in answer.rows for fault in row.advisories)
+            failing = any(SEVERITIES.index(severity) >= least for severity in faults)
+            return answer.model_copy(update={"ok": answer.ok and not failing})
         entries = dict(read_lock(self._lock))
 
         def locked_row(state: EnvironmentState) -> EnvironmentRow | None:
@@ -284,6 +317,7 @@ class _Work:
         }
         if locked is not None:
             facts["packages"] = tuple(f"{package.name} {package.version}" for package in locked.packages)
+            self._packages[state.key] = tuple(package_versions(locked))
             facts["indexes"] = tuple(sorted({package.index for package in locked.packages}))
             facts["download"] = sum(package.size for package in locked.packages)
         mount = self._environments.store.built(locked) if locked is not None and fresh else None
@@ -303,9 +337,25 @@ class _Work:
         changed: bool = False,
         good: tuple[str, ...] = ("built", "locked", "planned"),
     ) -> EnvironmentsOutput:
-        every = sorted([*self._failed, *rows], key=lambda row: row.key)
+        every = sorted([*self._failed, *self._audited(rows)], key=lambda row: row.key)
         ok = all(row.state in good for row in every)
         return EnvironmentsOutput(ok=ok, bundle=self._bundle, rows=tuple(every), changed=changed)
+
+    def _audited(self, rows: list[EnvironmentRow]) -> list[EnvironmentRow]:
+        """Return *rows* with what is known of their packages, where a file of advisories was given."""
+        if self._advisories is None:
+            return rows
+        every = dict.fromkeys(package for packages in self._packages.values() for package in packages)
+        known = audit(self._advisories, every)
+        rows_of = {package: [AdvisoryRow(**asdict(fault)) for fault in known.get(package, ())] for package in every}
+        return [
+            row.model_copy(
+                update={
+                    "advisories": tuple(chain.from_iterable(map(rows_of.__getitem__, self._packages.get(row.key, ()))))
+                }
+            )
+            for row in rows
+        ]
 
     def _tell(self, kind: str, subject: str, size: int) -> None:
         if self._emit is not None:

@@ -116,6 +116,7 @@ async def offer_packages(
     "environments.clean",
     "Remove what is built for skills, but for what programs use now.",
     positional=("bundle", "skills"),
+    hidden=("lacking",),
     trust=True,
 )
 def environments(answer: Any) -> None:
@@ -144,3 +145,8 @@ def listing(answer: Any, *, err: bool = False) -> None:
             out.print(f"    {line(', '.join(words))}", soft_wrap=True)
         if row.reason:
             out.print(f"    {line(f'{row.code}: ' if row.code else '')}{line(row.reason)}", soft_wrap=True)
+        for fault in row.advisories:
+            color = "red" if fault.severity in {"high", "critical", "unknown"} else "yellow"
+            cure = f"fixed in {fault.fixed}" if fault.fixed else "no version without it is known"
+            words = f"{fault.id}: {fault.package} {fault.version}, {cure}: {fault.summary}"
+            out.print(f"    [{color}]{fault.severity}[/] {line(words)}", soft_wrap=True)

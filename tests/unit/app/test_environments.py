@@ -220,3 +220,31 @@ async def test_suggested_packages_are_locked_when_asked_for(host_of, bundle, ind
     for full_id, script in (("public.bare", "scripts/read.py"), ("public.pdf", "scripts/plain.py")):
         skill = subsystem.registry[full_id]
         assert (packages.of_script(skill, script, skill.folder).root / "python/pypdf.py").is_file()
+
+
+async def test_known_faults_of_locked_packages_are_told(host_of, bundle, tmp_path):
+    """Operations tell advisories by package; a check fails on them from a severity on, and other operations do not."""
+    fault = {
+        "id": "X-1",
+        "affected": [
+            {
+                "package": {"ecosystem": "PyPI", "name": "One"},
+                "ranges": [{"type": "ECOSYSTEM", "events": [{"introduced": "0"}, {"fixed": "1.1"}]}],
+            }
+        ],
+        "database_specific": {"severity": "HIGH"},
+    }
+    (tmp_path / "known.json").write_text(json.dumps(fault))
+    host, words = host_of(), {"advisories": str(tmp_path / "known.json")}
+    for name in ("plan", "lock", "build", "show"):
+        answer = await answered(host, name, bundle, **words)
+        rows = [[(fault.id, fault.severity, fault.fixed) for fault in row.advisories] for row in answer.rows]
+        assert (answer.ok, rows) == (True, [[("X-1", "high", "1.1")]] * 2), name
+    assert (await answered(host, "lock", bundle, check=True)).ok
+    assert not (await answered(host, "lock", bundle, check=True, **words)).ok
+    assert not (await answered(host, "lock", bundle, check=True, fail_on="high", **words)).ok
+    assert (await answered(host, "lock", bundle, check=True, fail_on="critical", **words)).ok
+    (tmp_path / "known.json").write_text("{}")
+    with pytest.raises(EnvironmentFailed) as caught:
+        await answered(host, "lock", bundle, check=True, **words)
+    assert caught.value.code == "environment_advisories_invalid"
