@@ -64,8 +64,8 @@ class Environments:
     @cached_property
     def store(self) -> EnvironmentStore:
         """What is built on this machine. Raises ExecRefused when the cache folder is not ours alone."""
-        cache = self._settings.execution_options().cache_dir
-        return EnvironmentStore(cache, limit=self._settings.environment_cache_mb * MIB)
+        settings = self._settings
+        return EnvironmentStore(settings.environment_cache_dir, limit=settings.environment_cache_mb * MIB)
 
     @cached_property
     def indexes(self) -> tuple[PackageIndex, ...]:

@@ -167,6 +167,9 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Indexes of packages by name, the first to be asked first; empty means those that uv and pip of this machine use.",
     )
+    environment_cache_dir: Path | None = Field(
+        default=None, description="Folder that environments are built in; unset: the cache."
+    )
     environment_cache_mb: int = Field(
         default=20_000, ge=0, description="MiB that built environments may have together; 0 for any number."
     )

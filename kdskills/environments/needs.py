@@ -34,7 +34,9 @@ from kdskills.skills.yaml_core import YamlRefused, load_yaml, to_python
 
 CODE: Final = "environment_invalid"
 MAX_FILE_BYTES: Final = 1024 * 1024
-"""Bytes of a file that declares something; a longer script is taken to have no block."""
+"""Bytes of a file that declares something, scripts aside."""
+MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of a script whose block is read, which may stand anywhere in it; a longer one is refused."""
 MAX_LOCK_BYTES: Final = 8 * 1024 * 1024
 MAX_INCLUDES: Final = 16
 """Files that one `requirements.txt` may name, those named by them counted."""
@@ -216,9 +218,13 @@ def script_blocks(text: str) -> tuple[list[str], list[int]]:
 def _inline_spec(reader: _Reader, script: str) -> EnvironmentSpec | None:
     """Return what a script says for itself, or None; a script that cannot be looked into says nothing."""
     try:
-        data = read_file(reader.folder, script, limit=MAX_FILE_BYTES).data
-    except FileRefused:
-        return None
+        data = read_file(reader.folder, script, limit=MAX_BLOCK_BYTES).data
+    except FileRefused as refusal:
+        if refusal.code != "too_large" or not script.lower().endswith(".py"):
+            return None
+        message = f"it has more than {MAX_BLOCK_BYTES} bytes, and is not searched for a block of inline metadata"
+        reader.refuse(script, message, cure="Keep its data in a file beside it.")
+        return EnvironmentSpec()
     if not script.lower().endswith(".py") and not re.match(rb"#![^\n]*python", data):
         return None
     blocks, begins = script_blocks(data.decode("utf-8", "replace").removeprefix("\ufeff"))

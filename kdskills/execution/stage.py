@@ -66,7 +66,8 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
 
 def check_environment(mount: EnvironmentMount, *, passable: bool = False) -> Path:
     """Return the folder of *mount* and note that it is in use; *passable* when programs have a uid of their own and reach it
-    by this path. Raises ExecRefused, `bad_request`, unless it is a folder of ours that only we may write to and all may read.
+    by this path. Raises ExecRefused: `environment_missing` when it is not on this machine; `bad_request` unless it is a folder
+    of ours that only we may write to and all may read.
     """
     root, problem = mount.root, ""
     try:
@@ -82,6 +83,9 @@ def check_environment(mount: EnvironmentMount, *, passable: bool = False) -> Pat
         else:
             with suppress(OSError):  # a cache that is only read from is not tidied from here
                 os.utime(root)
+    except FileNotFoundError:
+        words = f"the packages {mount.digest} are not built on this machine: `kdskills env build` of the bundle, here"
+        raise ExecRefused(words, code="environment_missing", digest=mount.digest) from None
     except OSError as error:
         problem = f"cannot be used: {error.strerror}"
     if problem:

@@ -344,7 +344,7 @@ async def packages_of(
 async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
     """Run *request*; a failure that is no fault of the program is refused and says so.
 
-    Raises `executor_unavailable`, `executor_failed` or `interpreter_missing`.
+    Raises `environment_missing`, `executor_unavailable`, `executor_failed` or `interpreter_missing`.
     """
     try:
         result = await executor.run(request)
@@ -353,7 +353,8 @@ async def run_request(executor: Executor, request: ExecRequest) -> ExecResult:
             message = _blameless(f"the run could not be set up: {error.message}")
             raise refuse("executor_failed", message, engine=executor.name) from error
         message = _blameless(error.message)
-        raise refuse("executor_unavailable", message, engine=executor.name, reason=error.code) from error
+        code = error.code if error.code == "environment_missing" else "executor_unavailable"
+        raise refuse(code, message, engine=executor.name, reason=error.code) from error
     except ExecFailed as error:
         raise refuse("executor_failed", _blameless(error.message), engine=executor.name) from error
     failure = result.error

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -16,9 +15,9 @@ from kdskills.environments.lock import write_lock
 from kdskills.environments.store import EnvironmentStore
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem
 from kdskills.testing.models import ScriptedModel, call, say
-from tests.unit.environments.conftest import LoopIndex, index
+from tests.unit.environments.conftest import LoopIndex, index, open_cache
 
-__all__ = ["index"]
+__all__ = ["index", "open_cache"]
 pytestmark = pytest.mark.needs("bubblewrap")
 
 SCRIPT = "# /// script\n# dependencies = ['one']\n# ///\nimport one\nprint(one.VERSION, one.__file__)\n"
@@ -38,16 +37,16 @@ def bundle(tmp_path: Path) -> Path:
     return root
 
 
-async def turn(bundle: Path, tmp_path: Path, *replies: object, **settings: object) -> list[dict[str, Any]]:
-    """Run a turn of *replies* and return the answer of each first call."""
+async def turn(bundle: Path, cache: Path, *replies: object, **settings: object) -> list[dict[str, Any]]:
+    """Run a turn of *replies* with the environments in *cache*, and return the answer of each first call."""
     events: list[Any] = []
     system = SolverSystem(
         bundle=load_bundle(bundle),
         model=ScriptedModel([*replies, say("done")]),
         executor="bubblewrap",
         sinks=(events.append,),
-        settings=SolverSettings(work_dir=tmp_path / "turns"),
-        wiring=Host(Settings(**settings), entry_points=False).wiring,
+        settings=SolverSettings(work_dir=bundle.parent / "turns"),
+        wiring=Host(Settings(environment_cache_dir=cache, **settings), entry_points=False).wiring,
     )
     async with system:
         await ReactSolver(system).run("x")
@@ -55,29 +54,28 @@ async def turn(bundle: Path, tmp_path: Path, *replies: object, **settings: objec
 
 
 @pytest.fixture
-def lock(bundle: Path, index: LoopIndex) -> Iterator[Callable[..., None]]:
-    """Lock the package of the one skill, and on demand build it where this machine's environments are until the test ends."""
-    text = f"VERSION = '1.0'\nTOKEN = '{uuid4()}'\ndef main():\n    print('said', VERSION)\n"
-    index.add("one", entry_points="[console_scripts]\nsay-one = one:main\n", files={"one.py": text.encode()})
+def lock(bundle: Path, open_cache: Path, index: LoopIndex) -> Callable[..., None]:
+    """Lock the package of the one skill, and on demand build it."""
+    text = b"VERSION = '1.0'\ndef main():\n    print('said', VERSION)\n"
+    index.add("one", entry_points="[console_scripts]\nsay-one = one:main\n", files={"one.py": text})
     environment = index.locked("one", key="acme.forms/scripts/go.py")
 
     def write(*, build: bool) -> None:
         write_lock(bundle / "kdskills.lock", {environment.key: environment})
         if build:
-            EnvironmentStore().build(environment, index.indexes)
+            EnvironmentStore(open_cache).build(environment, index.indexes)
 
-    yield write
-    EnvironmentStore().remove([environment])
+    return write
 
 
 async def test_every_program_of_a_skill_has_its_packages_and_no_other(
-    bundle: Path, tmp_path: Path, lock: Callable[..., None]
+    bundle: Path, open_cache: Path, lock: Callable[..., None]
 ) -> None:
     """The script, a command and generated code import them; a script of another skill and code without the skill do not."""
     lock(build=True)
     code = "import one, sys\nprint(one.VERSION, 'one' in sys.modules)\n"
     answers = await turn(
-        bundle, tmp_path,
+        bundle, open_cache,
         call("skills_load", names=["forms"]),
         call("skills_run_script", path="scripts/go.py"),
         call("exec_shell", command="python3 $SKILL_DIR/scripts/go.py && say-one"),
@@ -95,29 +93,29 @@ async def test_every_program_of_a_skill_has_its_packages_and_no_other(
 
 
 async def test_what_is_not_built_is_told_and_no_traceback(
-    bundle: Path, tmp_path: Path, lock: Callable[..., None]
+    bundle: Path, open_cache: Path, lock: Callable[..., None]
 ) -> None:
     """The model reads that the script cannot run here and who can cure it, before and after the lock."""
     script = call("skills_load", names=["forms"]), call("skills_run_script", path="scripts/go.py")
-    unlocked = (await turn(bundle, tmp_path, *script))[1]["error"]
+    unlocked = (await turn(bundle, open_cache, *script))[1]["error"]
     lock(build=False)
-    answers = await turn(bundle, tmp_path, *script, call("exec_python", code=ABSENT))
+    answers = await turn(bundle, open_cache, *script, call("exec_python", code=ABSENT))
     for error in (unlocked, answers[1]["error"], answers[2]["error"]):
         assert (error["code"], error["who"]) == ("environment_missing", "operator")
         assert "kdskills env build" in error["message"]
-        assert str(tmp_path) not in error["message"]
+        assert str(open_cache) not in error["message"]
 
 
-async def test_off_brings_none(bundle: Path, tmp_path: Path, lock: Callable[..., None]) -> None:
+async def test_off_brings_none(bundle: Path, open_cache: Path, lock: Callable[..., None]) -> None:
     """With the setting `off` a script starts as it is, whatever is locked and built."""
     lock(build=True)
     script = call("skills_load", names=["forms"]), call("skills_run_script", path="scripts/go.py")
-    answers = await turn(bundle, tmp_path, *script, environments="off")
+    answers = await turn(bundle, open_cache, *script, environments="off")
     assert "ModuleNotFoundError" in str(answers[1]["stderr"])
 
 
 async def test_start_up_code_of_a_package_acts_for_its_script_alone(
-    bundle: Path, tmp_path: Path, index: LoopIndex
+    bundle: Path, open_cache: Path, index: LoopIndex
 ) -> None:
     """`.pth` files of a package do nothing, its `sitecustomize` runs before its own script; code and other scripts have neither."""
     loud = b"import builtins, os\nbuiltins.PLANTED = True\nos.environ['PLANTED'] = 'yes'\n"
@@ -136,49 +134,43 @@ async def test_start_up_code_of_a_package_acts_for_its_script_alone(
     (bundle / "skills/acme/forms/scripts/go.py").write_text(block + look)
     (bundle / "skills/acme/plain/scripts/go.py").write_text(look)
     write_lock(bundle / "kdskills.lock", {environment.key: environment})
-    EnvironmentStore().build(environment, index.indexes)
-    try:
-        answers = await turn(
-            bundle, tmp_path,
-            call("skills_load", names=["forms"]),
-            call("skills_run_script", path="scripts/go.py"),
-            call("exec_python", code=look),
-            call("skills_load", names=["plain"]),
-            call("skills_run_script", skill="plain", path="scripts/go.py"),
-            call("exec_shell", command=f"python3 -c \"{look.replace(chr(10), ';')}\""),
-        )  # fmt: skip
-    finally:
-        EnvironmentStore().remove([environment])
+    EnvironmentStore(open_cache).build(environment, index.indexes)
+    answers = await turn(
+        bundle, open_cache,
+        call("skills_load", names=["forms"]),
+        call("skills_run_script", path="scripts/go.py"),
+        call("exec_python", code=look),
+        call("skills_load", names=["plain"]),
+        call("skills_run_script", skill="plain", path="scripts/go.py"),
+        call("exec_shell", command=f"python3 -c \"{look.replace(chr(10), ';')}\""),
+    )  # fmt: skip
     told = [str(answer.get("stdout", answer)).strip() for answer in answers]
     assert [told[1], told[2], told[4], told[5]] == ["True True False", *["False False False"] * 3]
 
 
 async def test_generated_code_for_skills_that_exclude_each_other_is_refused(
-    bundle: Path, tmp_path: Path, index: LoopIndex
+    bundle: Path, open_cache: Path, index: LoopIndex
 ) -> None:
     """Two loaded skills locked to different versions are `environment_conflict` for generated code, which names both; a script
     of either still runs.
     """
     locks = []
     for name, version in (("forms", "1.0"), ("plain", "2.0")):
-        index.add("one", version, files={"one.py": f"VERSION = '{version} {uuid4()}'\n".encode()})
+        index.add("one", version, files={"one.py": f"VERSION = '{version}'\n".encode()})
         (bundle / f"skills/acme/{name}/scripts/go.py").write_text(
             f"# /// script\n# dependencies = ['one=={version}']\n# ///\nimport one\nprint(one.VERSION)\n"
         )
         (bundle / f"skills/acme/{name}/scripts/both.py").write_text("print('starts')\n")
         locks.append(index.locked(f"one=={version}", key=f"acme.{name}/scripts/go.py"))
-        EnvironmentStore().build(locks[-1], index.indexes)
+        EnvironmentStore(open_cache).build(locks[-1], index.indexes)
     write_lock(bundle / "kdskills.lock", {lock.key: lock for lock in locks})
-    try:
-        answers = await turn(
-            bundle, tmp_path,
-            call("skills_load", names=["forms", "plain"]),
-            call("exec_python", code="import one\n"),
-            call("skills_run_script", skill="forms", path="scripts/go.py"),
-            call("skills_run_script", skill="plain", path="scripts/go.py"),
-        )  # fmt: skip
-    finally:
-        EnvironmentStore().remove(locks)
+    answers = await turn(
+        bundle, open_cache,
+        call("skills_load", names=["forms", "plain"]),
+        call("exec_python", code="import one\n"),
+        call("skills_run_script", skill="forms", path="scripts/go.py"),
+        call("skills_run_script", skill="plain", path="scripts/go.py"),
+    )  # fmt: skip
     error = answers[1]["error"]
     assert (error["code"], error["who"]) == ("environment_conflict", "operator")
     assert all(side in error["message"] for side in ("acme.forms", "one 1.0", "acme.plain", "2.0"))

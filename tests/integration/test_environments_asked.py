@@ -37,7 +37,7 @@ def started(bundle: Path, index: LoopIndex, *words: str, answer: str | None, pol
     variables = {
         **os.environ,
         "TERM": "dumb",
-        "XDG_CACHE_HOME": str(bundle.parent / "cache"),
+        "KDSKILLS_ENVIRONMENT_CACHE_DIR": str(bundle.parent / "cache"),
         "KDSKILLS_ENVIRONMENT_INDEX": f'{{"loop": "{index.indexes[0].url}"}}',
         **({"KDSKILLS_ENVIRONMENTS": policy} if policy else {}),
     }

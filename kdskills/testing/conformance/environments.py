@@ -129,7 +129,9 @@ async def environment_takes_no_memory(executor: Executor) -> None:
 
 
 async def bad_environments_are_refused(executor: Executor) -> None:
-    """What is no folder of ours that others can only read, or has no digest for a name, is refused before anything runs."""
+    """What is no folder of ours that others can only read, or has no digest for a name, is refused before anything runs; so is
+    what is not on this machine, by a code of its own.
+    """
     with small_environment() as mount, tempfile.TemporaryDirectory() as top:
         odd = Path(top).resolve()
         (odd / "link").symlink_to(mount.root)
@@ -140,11 +142,15 @@ async def bad_environments_are_refused(executor: Executor) -> None:
         if os.geteuid() == 0:
             (odd / "theirs").mkdir()
             os.chown(odd / "theirs", 1234, 1234)
-        roots = (odd / "missing", *odd.iterdir(), Path("relative"), mount.root / ".." / mount.root.name)
+        roots = (*odd.iterdir(), Path("relative"), mount.root / ".." / mount.root.name)
         mounts = [EnvironmentMount(mount.digest, root) for root in roots]
         digests = ("", "abc", "g" * 16, "A" * 16, "0" * 65, "../../../../../etc", "0" * 15 + "/", "0" * 16 + "\n")
         for bad in (*mounts, *(EnvironmentMount(digest, mount.root) for digest in digests)):
             await refused(executor, repr(bad), argv=("true",), environment=bad)
+        unbuilt = EnvironmentMount(mount.digest, odd / "missing")
+        await refused(
+            executor, "one that is not here", refusal="environment_missing", argv=("true",), environment=unbuilt
+        )
 
 
 PROMISES = (

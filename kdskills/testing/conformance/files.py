@@ -173,12 +173,12 @@ async def workdir_is_made(executor: Executor) -> None:
     assert result.stdout.data.endswith(b"/sub/dir\n"), result
 
 
-async def refused(executor: Executor, name: str, **request: Any) -> None:
-    """Assert that a request is refused as `bad_request` and nothing runs."""
+async def refused(executor: Executor, name: str, *, refusal: str = "bad_request", **request: Any) -> None:
+    """Assert that a request is refused by this code, *refusal*, and nothing runs."""
     try:
         result = await executor.run(ask(executor, **request))
     except ExecRefused as error:
-        assert error.code == "bad_request", f"{name}: {error.code}"
+        assert error.code == refusal, f"{name}: {error.code}"
         return
     raise AssertionError(f"{name} was run: {result!r}")
 

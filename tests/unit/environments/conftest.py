@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import tempfile
 import threading
 import time
 import zipfile
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +100,14 @@ class LoopIndex:
                 digest = hashlib.sha256(data).hexdigest()
                 rows.append(f'<a href="/files/{file}#sha256={digest}"{yanked}>{file}</a><br>')
         return ("<!DOCTYPE html><html><body>" + "\n".join(rows) + "</body></html>").encode() if rows else b""
+
+
+@pytest.fixture
+def open_cache() -> Iterator[Path]:
+    """A folder for built environments alone, which programs of another uid can pass, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="kdskills-env-") as name:
+        Path(name).chmod(0o711)
+        yield Path(name)
 
 
 @pytest.fixture

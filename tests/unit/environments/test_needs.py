@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.environments.model import EnvironmentSpec, NodeSpec
-from kdskills.environments.needs import MAX_FILE_BYTES, MAX_FINDINGS, combined, needs_of, script_blocks, spec_of
+from kdskills.environments.needs import MAX_BLOCK_BYTES, MAX_FINDINGS, combined, needs_of, script_blocks, spec_of
 from kdskills.errors import AuthorMustAct
 from kdskills.skills import Skill, parse_skill, parse_skill_bytes
 
@@ -242,16 +242,27 @@ def test_a_program_without_a_suffix_is_python_by_its_first_line(folder: Path) ->
     assert spec(folder, "scripts/run").origins == ("scripts/run",)
 
 
-@pytest.mark.parametrize("kind", ["huge", "binary", "link", "folder", "absent"])
+def test_a_block_in_a_long_script_is_read_and_one_in_an_endless_script_is_told(folder: Path) -> None:
+    """A block behind megabytes of data counts; a script that is longer than may be read is an error, and no file of the
+    skill speaks for it.
+    """
+    write(folder, "requirements.txt", "numpy\n")
+    write(folder, "scripts/fill.py", "DATA = (\n" + "    b'0123456789abcdef',\n" * 400_000 + ")\n" + BLOCK)
+    assert spec(folder).origins == ("scripts/fill.py",)
+    write(folder, "scripts/fill.py", BLOCK + "#" * MAX_BLOCK_BYTES)
+    ((path, _, message),) = problems(folder)
+    assert (path, f"more than {MAX_BLOCK_BYTES} bytes" in message) == ("scripts/fill.py", True)
+    assert not needs_of(skill_in(folder), "scripts/fill.py").spec
+
+
+@pytest.mark.parametrize("kind", ["binary", "link", "folder", "absent"])
 def test_a_script_that_cannot_be_looked_into_says_nothing(folder: Path, kind: str) -> None:
-    """A script which is too long, no text, a link or nothing at all has no block; the skill's files speak."""
+    """A script which is no text, a link or nothing at all has no block; the skill's files speak."""
     script = folder / "scripts/fill.py"
     write(folder, "requirements.txt", "numpy\n")
     write(folder, "elsewhere.py", BLOCK)
     script.unlink()
-    if kind == "huge":
-        write(folder, "scripts/fill.py", BLOCK + "#" * MAX_FILE_BYTES)
-    elif kind == "binary":
+    if kind == "binary":
         write(folder, "scripts/fill.py", os.urandom(4096) + b"\0")
     elif kind == "link":
         script.symlink_to("../elsewhere.py")

@@ -346,12 +346,15 @@ def test_an_environment_is_ours_to_write_and_everybodys_to_read(environment, mod
 
 
 def test_an_environment_is_a_folder(environment, tmp_path):
-    """A file, a link to a sound one and nothing at all are refused."""
+    """A file and a link to a sound one are refused; what is not there is for the operator to build here."""
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "link").symlink_to(environment.root)
-    for name in ("file", "link", "missing"):
+    for name in ("file", "link"):
         with pytest.raises(ExecRefused, match=f"the environment {tmp_path}/{name} "):
             check_environment(EnvironmentMount("0" * 16, tmp_path / name))
+    with pytest.raises(ExecRefused, match="kdskills env build") as caught:
+        check_environment(EnvironmentMount("0" * 16, tmp_path / "missing"))
+    assert (caught.value.code, caught.value.who) == ("environment_missing", "operator")
 
 
 def test_programs_of_other_uids_must_reach_it(environment):

@@ -199,6 +199,7 @@ def test_tail_only_cuts_a_cut_character():
     [
         (ExecRefused("no engine"), "executor_unavailable", "operator"),
         (ExecRefused("bad", code="bad_request"), "executor_failed", "operator"),
+        (ExecRefused("none", code="environment_missing"), "environment_missing", "operator"),
         (ExecFailed("broke"), "executor_failed", "operator"),
         ("infra_error", "executor_failed", "operator"),
         ("refused", "executor_unavailable", "operator"),

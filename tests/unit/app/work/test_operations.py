@@ -147,6 +147,7 @@ async def test_a_repeated_call_needs_no_inputs(host: Host) -> None:
         ("root_changed", "caller", "Conflict"),
         ("bad_request", "caller", "BadRequest"),
         ("engine_unavailable", "operator", "ExecRefused"),
+        ("environment_missing", "operator", "ExecRefused"),
         ("artifact_store_unavailable", "operator", "ExecRefused"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -55,22 +54,20 @@ async def test_a_pool_mounts_the_originals(make_host, bundle: Path) -> None:
     assert _mounts((skill,), shared=False)[0].root != bundle / "skills" / "acme" / "main"
 
 
-async def test_packages_of_the_skill_are_placed(make_host, bundle: Path, index: LoopIndex) -> None:
+async def test_packages_of_the_skill_are_placed(make_host, bundle: Path, tmp_path: Path, index: LoopIndex) -> None:
     """What is locked and built for the skill stands beside its commands; what is locked and not built refuses them."""
-    index.add("one", files={"one.py": f"TOKEN = '{uuid4()}'\n".encode()})
-    environment = index.locked("one", key="acme.main")
-    assert (await make_host().work.run_place(READER, "acme.main", *CALL)).placement.environment is None
+    index.add("one")
+    environment, cache = index.locked("one", key="acme.main"), tmp_path / "cache"
+    work = make_host(environment_cache_dir=cache).work
+    assert (await work.run_place(READER, "acme.main", *CALL)).placement.environment is None
     write_lock(bundle / "kdskills.lock", {environment.key: environment})
     with pytest.raises(EnvironmentFailed) as refused:
-        await make_host().work.run_place(READER, "acme.main", *CALL)
+        await work.run_place(READER, "acme.main", *CALL)
     assert refused.value.code == "environment_missing"
-    mount = EnvironmentStore().build(environment, index.indexes)
-    try:
-        assert (await make_host().work.run_place(READER, "acme.main", *CALL)).placement.environment == mount
-        off = make_host(environments="off").work
-        assert (await off.run_place(READER, "acme.main", *CALL)).placement.environment is None
-    finally:
-        EnvironmentStore().remove([environment])
+    mount = EnvironmentStore(cache).build(environment, index.indexes)
+    assert (await work.run_place(READER, "acme.main", *CALL)).placement.environment == mount
+    off = make_host(environments="off").work
+    assert (await off.run_place(READER, "acme.main", *CALL)).placement.environment is None
 
 
 @pytest.mark.parametrize(
