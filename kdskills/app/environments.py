@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -18,6 +18,7 @@ from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnviro
 from kdskills.environments.needs import spec_of
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
 from kdskills.environments.scripts import ScriptPackages, image_has
+from kdskills.environments.sources import SourceBuilds, resolve_with_sources
 from kdskills.environments.store import EnvironmentStore, Progress
 from kdskills.errors import KdskillsError
 from kdskills.execution.rootfs import image_versions
@@ -129,12 +130,18 @@ class Environments:
         return EnvironmentState(state.key, wanted, locked)
 
     def resolve(
-        self, key: str, spec: EnvironmentSpec, tell: Progress, *, companions: Iterable[LockedEnvironment] = ()
+        self,
+        key: str,
+        spec: EnvironmentSpec,
+        tell: Progress,
+        *,
+        companions: Iterable[LockedEnvironment] = (),
+        builds: SourceBuilds | None = None,
     ) -> LockedEnvironment:
         """Return exact files for *spec*, in the versions that the image and *companions* have of them, so that all fit in one
-        program; where those do not go together with it, in the image's, else in any.
+        program; where those do not go together with it, in the image's, else in any. Source distributions are built by *builds*.
 
-        Raises as `kdskills.environments.resolve.resolve`.
+        Raises as `kdskills.environments.resolve.resolve`, and `resolve_with_sources`.
         """
         image = tuple(f"{name}=={version}" for name, version in self.image.items())
         versions = {package.name: package.version for companion in companions for package in companion.packages}
@@ -144,23 +151,29 @@ class Environments:
         def warn(words: str) -> None:
             tell("warning", words, 0)
 
+        def mounted(name: str, packages: tuple[LockedPackage, ...]) -> EnvironmentMount:
+            return self.build(LockedEnvironment(name, (), "", platform_name(), packages), tell)
+
+        find = partial(resolve_with_sources, builds=builds, mounted=mounted) if builds else resolve
         for constraints in dict.fromkeys(((*image, *preferred), image)):
             try:
-                return self._entry(key, spec, resolve(spec, self.indexes, constraints=constraints, tell=warn))
+                return self._entry(key, spec, find(spec, self.indexes, constraints=constraints, tell=warn))
             except EnvironmentFailed as error:
                 if error.code not in VERSIONS_FAIL:
                     raise
-        return self._entry(key, spec, resolve(spec, self.indexes, tell=warn))
+        return self._entry(key, spec, find(spec, self.indexes, tell=warn))
 
     @staticmethod
     def _entry(key: str, spec: EnvironmentSpec, packages: tuple[LockedPackage, ...]) -> LockedEnvironment:
         return LockedEnvironment(key, spec.requirements, spec.requires_python, platform_name(), packages)
 
-    def build(self, environment: LockedEnvironment, tell: Progress = lambda *_: None) -> EnvironmentMount:
+    def build(
+        self, environment: LockedEnvironment, tell: Progress = lambda *_: None, builds: SourceBuilds | None = None
+    ) -> EnvironmentMount:
         """Build what is locked, or find it built. Raises as `EnvironmentStore.build`, and `environment_off`."""
         if self._settings.environments == "off":
             raise EnvironmentFailed("the setting `environments` is `off`", code="environment_off")
-        return self.store.build(environment, self.indexes, tell=tell)
+        return self.store.build(environment, self.indexes, tell=tell, builds=builds)
 
     def bring(self, key: str, spec: EnvironmentSpec, locked: LockedEnvironment | None) -> EnvironmentMount:
         """Build what is locked, or what *spec* comes to now. Raises as `resolve` and `build`."""

@@ -12,6 +12,7 @@ from kdskills.errors import OperatorMustAct
 ENVIRONMENT_CODES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "environment_advisories_invalid": "The file of advisories is not one in the OSV format, or too large.",
+        "environment_build_failed": "A source distribution cannot be built behind the wall; the message has the end of what was said.",
         "environment_conflict": "Two requirements exclude each other; the message has both sides.",
         "environment_hash_mismatch": "A file is not the one that was locked, or not one the requirement's hashes allow.",
         "environment_index_unreachable": "The index, or a file of it, does not answer, answers with an error, or is too slow.",
@@ -24,7 +25,7 @@ ENVIRONMENT_CODES: Final[Mapping[str, str]] = MappingProxyType(
         "environment_node_unsupported": "Node packages are needed, which are not brought.",
         "environment_off": "The setting `environments` is `off`.",
         "environment_platform": "The Python or platform here is not one the requirement or the locked files are for.",
-        "environment_source_only": "There is only a source distribution, which would have to be built; wheels are taken alone.",
+        "environment_source_only": "There is only a source distribution, and those are built with `--allow-source` alone.",
         "environment_unavailable": "There is no such package or version, or no wheel of it for this Python and platform.",
         "environment_wheel_refused": "A wheel breaks a rule of archives or of wheels; `details` has `file` and `reason`.",
     }

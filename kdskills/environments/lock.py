@@ -16,7 +16,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.utils import (
+    InvalidSdistFilename,
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
 
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
@@ -38,7 +44,7 @@ def read_lock(path: Path) -> dict[str, LockedEnvironment]:
         raise _invalid(path, f"{TABLE} is no table")
     try:
         return {key: _environment(key, tables[key]) for key in sorted(tables)}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _invalid(path, f"an entry of {TABLE} is not understood: {type(error).__name__}: {error}") from None
 
 
@@ -116,7 +122,14 @@ def _tables(path: Path) -> dict[str, Any]:
 def _row(environment: LockedEnvironment) -> dict[str, Any]:
     row = {name: value for name, value in asdict(environment).items() if name not in {"key", "packages"} and value}
     row |= {"requirements": list(environment.requirements)}
-    return row | {"package": [asdict(package) for package in environment.packages]}
+    packages = (asdict(package) for package in environment.packages)
+    return row | {"package": [_without_build(package) for package in packages]}
+
+
+def _without_build(package: dict[str, Any]) -> dict[str, Any]:
+    """Leave out that a wheel is built with nothing."""
+    build = [_without_build(part) for part in package.pop("build")]
+    return package | ({"build": build} if build else {})
 
 
 def _environment(key: str, row: dict[str, Any]) -> LockedEnvironment:
@@ -134,15 +147,19 @@ def _environment(key: str, row: dict[str, Any]) -> LockedEnvironment:
 
 
 def _package(row: dict[str, Any]) -> LockedPackage:
-    package = LockedPackage(**row)
-    kinds = {field.name: int if field.name == "size" else str for field in fields(LockedPackage)}
+    build = tuple(_package(part) for part in row.get("build", ()))
+    package = LockedPackage(**{**row, "build": build})
+    kinds = {field.name: {"size": int, "build": tuple}.get(field.name, str) for field in fields(LockedPackage)}
     if any(type(getattr(package, name)) is not kind for name, kind in kinds.items()) or package.size < 0:
         raise ValueError("a package has a value of another kind")
     try:
-        name, version, _, _ = parse_wheel_filename(package.file)
+        parse = parse_sdist_filename if package.is_source else parse_wheel_filename
+        name, version, *_ = parse(package.file)
         agrees = name == package.name == canonicalize_name(package.name) and str(version) == package.version
-    except InvalidWheelFilename:
-        agrees = package.file.endswith(".tar.gz")
+    except (InvalidWheelFilename, InvalidSdistFilename):
+        agrees = False
+    if any(part.is_source for part in build) or (build and not package.is_source):
+        raise ValueError(f"{package.file[:200]!r} is built with what nothing is built with")
     if not agrees or not _HEX.fullmatch(package.sha256) or "/" in package.file:
         raise ValueError(f"{package.file[:200]!r} is no locked file of {package.name[:100]!r}")
     return package

@@ -43,7 +43,7 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class LockedPackage:
-    """One wheel of a locked environment.
+    """One wheel of a locked environment, or a source distribution.
 
     Attributes:
         name: Canonical name of the distribution.
@@ -52,6 +52,7 @@ class LockedPackage:
         sha256: Hex digest of the file.
         size: Bytes, or 0 when the index does not say.
         index: Name of the index it comes from, as the operator's settings name it.
+        build: Wheels that a source distribution is built with, sorted by name.
     """
 
     name: str
@@ -61,6 +62,12 @@ class LockedPackage:
     sha256: str
     size: int = 0
     index: str = "pypi"
+    build: tuple[LockedPackage, ...] = ()
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is a source distribution, of which a wheel is built."""
+        return self.file.endswith(".tar.gz")
 
 
 @dataclass(frozen=True, slots=True)

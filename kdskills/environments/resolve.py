@@ -146,7 +146,12 @@ def best_wheel(files: Iterable[str], tags: list[Tag]) -> str | None:
 
 
 def resolve(
-    spec: EnvironmentSpec, indexes: Collection[PackageIndex], *, constraints: Iterable[str] = (), tell: Tell = print
+    spec: EnvironmentSpec,
+    indexes: Collection[PackageIndex],
+    *,
+    constraints: Iterable[str] = (),
+    tell: Tell = print,
+    links: Path | None = None,
 ) -> tuple[LockedPackage, ...]:
     """Return the wheels for what *spec* requires and all they need, sorted by name.
 
@@ -155,19 +160,20 @@ def resolve(
         indexes: Where packages come from: the first that has one decides about all its versions.
         constraints: Requirements for packages that are needed anyway.
         tell: Told about warnings, such as a version that was yanked.
+        links: A folder of further wheels.
 
     Raises:
-        EnvironmentFailed: By its codes: invalid, conflict, unavailable, source only, index unreachable, hash mismatch,
-            platform.
+        EnvironmentFailed: By its codes: invalid, conflict, unavailable, source only (whose details have the packages as
+            `sources`), index unreachable, hash mismatch, platform.
         MissingExtra: Neither uv nor pip is installed.
     """
     check_python(spec.requires_python)
     lines = [requirement_line(text) for text in spec.requirements]
-    wheels = list_wheels(lines, indexes, constraints=constraints, tell=tell) if lines else {}
+    wheels = list_wheels(lines, indexes, constraints=constraints, tell=tell, links=links) if lines else {}
     tags = supported_tags()
     packages = []
     for name, files in wheels.items():
-        allowed = _allowed_hashes(name, spec.hashes)
+        allowed = allowed_hashes(name, spec.hashes)
         candidates = {wheel.file: wheel for wheel in files if not allowed or wheel.sha256 in allowed}
         best = best_wheel(candidates, tags)
         if best is None and files and allowed:
@@ -192,7 +198,8 @@ def requirement_line(text: str) -> str:
         raise EnvironmentFailed(message, code="environment_invalid", who="author") from None
 
 
-def _allowed_hashes(name: str, hashes: Mapping[str, tuple[str, ...]]) -> set[str]:
+def allowed_hashes(name: str, hashes: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return the hex digests that *hashes*, by requirement, allow files of a package to have; none for any."""
     return {
         digest.removeprefix("sha256:")
         for text, digests in hashes.items()
@@ -208,6 +215,7 @@ def list_wheels(
     constraints: Iterable[str] = (),
     dependencies: bool = True,
     tell: Tell = print,
+    links: Path | None = None,
 ) -> dict[str, list[LockedPackage]]:
     """Return by package the wheels of the version chosen for it, that fit here; without *dependencies* of *lines* alone.
 
@@ -219,6 +227,7 @@ def list_wheels(
         (folder / "requirements.in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         (folder / "constraints.txt").write_text("".join(f"{line}\n" for line in constraints) or "\n", encoding="utf-8")
         command = [*(_uv_command(uv) if uv else _pip_command()), *([] if dependencies else ["--no-deps"])]
+        command += [] if links is None else [f"--find-links={links}"]
         try:
             run = subprocess.run(
                 command,
@@ -326,7 +335,8 @@ def _failure(words: str, reasons: str) -> EnvironmentFailed:
     lines = without_credentials(reasons + words).partition("\nhint:")[0].splitlines()
     lines = [line for line in lines if not line.lower().startswith("warning:")]
     text = " ".join(re.sub(r"^\s*(error|cause):\s*", "", "\n".join(lines), flags=re.MULTILINE | re.IGNORECASE).split())
-    return EnvironmentFailed(text[:MAX_MESSAGE] or "the packages cannot be resolved", code=code)
+    sources = re.findall(r"^hint: Wheels are required for `([a-z0-9-]+)`", words, re.MULTILINE)
+    return EnvironmentFailed(text[:MAX_MESSAGE] or "the packages cannot be resolved", code=code, sources=sources)
 
 
 Row = dict[str, Any]
@@ -343,7 +353,7 @@ def _pylock_rows(path: Path) -> dict[str, list[Row]]:
         ]
         if not rows[name]:
             message = f"there is only a source distribution of {name} {package['version']}"
-            raise EnvironmentFailed(message, code="environment_source_only", package=name)
+            raise EnvironmentFailed(message, code="environment_source_only", package=name, sources=[name])
     return rows
 
 
@@ -404,7 +414,7 @@ def fetch_wheel(package: LockedPackage, indexes: Collection[PackageIndex], targe
 def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Path) -> int:
     hasher, size = hashlib.sha256(), 0
     bound = min(package.size or WHEEL_LIMITS.archive_bytes, WHEEL_LIMITS.archive_bytes)
-    with _pieces(package, indexes) as pieces, target.open("xb") as out:
+    with file_pieces(package, indexes) as pieces, target.open("xb") as out:
         for piece in pieces:
             size += len(piece)
             if size > bound:
@@ -419,8 +429,11 @@ def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Pa
 
 
 @contextmanager
-def _pieces(package: LockedPackage, indexes: Collection[PackageIndex]) -> Iterator[Iterator[bytes]]:
-    """Open a wheel: a file where an index of the operator is one of files, else by HTTP."""
+def file_pieces(package: LockedPackage, indexes: Collection[PackageIndex]) -> Iterator[Iterator[bytes]]:
+    """Open a file: one of this machine where an index of the operator is one of files, else by HTTP.
+
+    Raises EnvironmentFailed, `environment_index_unreachable`, with the `status` of an answer, 404 for what is not there.
+    """
     parts = urlsplit(package.url)
     if parts.scheme == "file" and any(urlsplit(index.url).scheme == "file" for index in indexes):
         with _file(Path(unquote(parts.path)), package) as pieces:
@@ -437,7 +450,8 @@ def _file(path: Path, package: LockedPackage) -> Iterator[Iterator[bytes]]:
     try:
         stream = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     except OSError as error:
-        raise _unreachable(package, error.strerror or str(error)) from None
+        status = 404 if isinstance(error, FileNotFoundError) else 0
+        raise _unreachable(package, error.strerror or str(error), status) from None
     with stream:
         yield iter(lambda: stream.read(_PIECE), b"")
 
@@ -467,11 +481,12 @@ def _response(package: LockedPackage, indexes: Collection[PackageIndex]) -> Iter
             response.raise_for_status()
             yield in_time(response)
     except httpx.HTTPStatusError as error:
-        raise _unreachable(package, f"it answers {error.response.status_code}") from None
+        status = error.response.status_code
+        raise _unreachable(package, f"it answers {status}", status) from None
     except httpx.HTTPError as error:
         raise _unreachable(package, f"{type(error).__name__}: {error}") from None
 
 
-def _unreachable(package: LockedPackage, reason: str) -> EnvironmentFailed:
+def _unreachable(package: LockedPackage, reason: str, status: int = 0) -> EnvironmentFailed:
     words = f"{package.file} cannot be downloaded from {urlsplit(package.url).hostname}: {reason}"
-    return EnvironmentFailed(words, code="environment_index_unreachable", package=package.name)
+    return EnvironmentFailed(words, code="environment_index_unreachable", package=package.name, status=status)

@@ -37,6 +37,7 @@ from kdskills.environments.resolve import (
     platform_name,
     supported_tags,
 )
+from kdskills.environments.sources import SourceBuilds, find_sources
 from kdskills.environments.wheels import PYTHON, WHEEL_LIMITS, WheelRefused, unpack_wheel
 from kdskills.execution import EnvironmentMount
 from kdskills.execution.dirs import cache_dir, discard_tree, locked, new_tree, private_dir
@@ -111,18 +112,30 @@ class EnvironmentStore:
         return EnvironmentMount(digest, self._top / digest)
 
     def build(
-        self, environment: LockedEnvironment, indexes: Collection[PackageIndex], *, tell: Progress = lambda *_: None
+        self,
+        environment: LockedEnvironment,
+        indexes: Collection[PackageIndex],
+        *,
+        tell: Progress = lambda *_: None,
+        builds: SourceBuilds | None = None,
     ) -> EnvironmentMount:
-        """Return what is built for *environment*, built now when it was not.
+        """Return what is built for *environment*, built now when it was not; its source distributions by *builds*.
 
         Files are asked for at the operator's indexes by name and version; addresses in a lock are not followed. Raises
         EnvironmentFailed, by its codes: platform, source only, unavailable, index unreachable, hash mismatch, wheel
-        refused, no space.
+        refused, no space, build failed.
         """
         mount = self.built(environment)
         if mount is not None:
             return mount
-        _check_wheels(environment)
+        sources = [package for package in environment.packages if package.is_source]
+        _check_wheels(
+            environment, {package.sha256 for package in sources if builds or self._unpacked(package).is_dir()}
+        )
+        for package in sources:
+            with _telling_space(self._top), locked(self._top / ".sources"):
+                if builds and not self._unpacked(package).is_dir():
+                    self._bring_source(package, indexes, tell, builds)
         final = self._top / digest_of(environment)
         with _telling_space(self._top), locked(self._top / ".lock"):
             if not final.is_dir():
@@ -200,8 +213,28 @@ class EnvironmentStore:
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
+    def _unpacked(self, package: LockedPackage) -> Path:
+        return self._wheels / package.sha256
+
+    def _bring_source(
+        self, package: LockedPackage, indexes: Collection[PackageIndex], tell: Progress, builds: SourceBuilds
+    ) -> None:
+        """Build a source distribution with what is locked for that, and unpack the wheel."""
+        tell("find", f"{package.name} {package.version}", 0)
+        offer = _offer_of(package, find_sources(package.name, indexes))
+        mount = None
+        if package.build:
+            parts = LockedEnvironment(f"the build of {package.file}", (), "", platform_name(), package.build)
+            mount = self.build(parts, indexes, tell=tell)
+        with tempfile.TemporaryDirectory(prefix="kdskills-source-") as name:
+            file = Path(name) / "file"
+            tell("download", package.file, fetch_wheel(offer, indexes, file))
+            wheel = builds.wheel(package, file, mount, Path(name))
+            with locked(self._top / ".lock"):
+                self._unpack(replace(package, file=wheel.name), wheel)
+
     def _unpack(self, package: LockedPackage, wheel: Path) -> None:
-        with new_tree(self._wheels / package.sha256) as work:
+        with new_tree(self._unpacked(package)) as work:
             unpack_wheel(wheel, package.file, work)
             wheel.unlink()
             _compile(work)
@@ -252,11 +285,14 @@ def digests_in_use() -> frozenset[str]:
     return frozenset(digest.decode() for digest in digests)
 
 
-def _check_wheels(environment: LockedEnvironment) -> None:
+def _check_wheels(environment: LockedEnvironment, sources: Collection[str]) -> None:
+    """Refuse what does not run here, and source distributions but for those with these digests."""
     tags = supported_tags()
     for package in environment.packages:
-        if not package.file.endswith(".whl"):
-            message = f"{package.file} is a source distribution, and those are not built"
+        if package.sha256 in sources:
+            continue
+        if package.is_source:
+            message = f"{package.file} is a source distribution, which `--allow-source` builds behind the wall"
             raise EnvironmentFailed(message, code="environment_source_only", key=environment.key)
         if package.size > WHEEL_LIMITS.archive_bytes:
             reason = f"it has {package.size} bytes, and may have {WHEEL_LIMITS.archive_bytes}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -19,8 +21,10 @@ from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
 from kdskills.environments.needs import spec_of
 from kdskills.environments.script_report import ImageContent, SkillScripts
+from kdskills.environments.sources import SourceBuilds
 from kdskills.environments.suggest import CALLED_PROGRAMS
-from kdskills.errors import BadRequest, KdskillsError
+from kdskills.errors import BadRequest, ExecRefused, KdskillsError
+from kdskills.execution import ExecRequest, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import image_profiles
 from kdskills.session.config import INTERPRETERS
 
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
+    from kdskills.app.wiring import HostWiring
     from kdskills.environments.model import EnvironmentSpec, LockedEnvironment
     from kdskills.skills import Skill
 
@@ -50,7 +55,15 @@ class AuditedInput(EnvironmentsInput):
     )
 
 
-class LockInput(AuditedInput):
+class SourcesInput(AuditedInput):
+    """Whether source distributions are taken, too."""
+
+    allow_source: bool = Field(
+        default=False, description="Take source distributions of what has no wheel, and build them behind the wall."
+    )
+
+
+class LockInput(SourcesInput):
     """How to lock."""
 
     check: bool = Field(default=False, description="Change nothing; say whether the lock is what is asked for.")
@@ -112,25 +125,25 @@ class EnvironmentsOutput(Output):
     freed: int = 0
 
 
-def plan(
-    bundles: BundleLoader, environments: Environments, arguments: AuditedInput, context: Context
+async def plan(
+    bundles: BundleLoader, environments: Environments, wiring: HostWiring, arguments: SourcesInput, context: Context
 ) -> EnvironmentsOutput:
     """Find exact files for what is not locked, and change nothing."""
-    return _Work(bundles, environments, arguments, context).plan()
+    return await _worked(_Work.plan, bundles, environments, wiring, arguments, context)
 
 
-def lock(
-    bundles: BundleLoader, environments: Environments, arguments: LockInput, context: Context
+async def lock(
+    bundles: BundleLoader, environments: Environments, wiring: HostWiring, arguments: LockInput, context: Context
 ) -> EnvironmentsOutput:
     """Lock what is asked for; entries that still are what is asked for stay, unless newer versions are wanted."""
-    return _Work(bundles, environments, arguments, context).lock(arguments)
+    return await _worked(partial(_Work.lock, arguments=arguments), bundles, environments, wiring, arguments, context)
 
 
-def build(
-    bundles: BundleLoader, environments: Environments, arguments: AuditedInput, context: Context
+async def build(
+    bundles: BundleLoader, environments: Environments, wiring: HostWiring, arguments: SourcesInput, context: Context
 ) -> EnvironmentsOutput:
     """Build what is locked, what scripts import and nothing declares too where that was locked."""
-    return _Work(bundles, environments, arguments, context, exact=False).build()
+    return await _worked(_Work.build, bundles, environments, wiring, arguments, context, exact=False)
 
 
 def show(
@@ -207,6 +220,31 @@ def suggest(bundles: BundleLoader, settings: Settings, arguments: SuggestInput, 
     )
 
 
+async def _worked(
+    do: Callable[[_Work], EnvironmentsOutput],
+    bundles: BundleLoader,
+    environments: Environments,
+    wiring: HostWiring,
+    arguments: SourcesInput,
+    context: Context,
+    *,
+    exact: bool = True,
+) -> EnvironmentsOutput:
+    """Do something in a thread, with an engine of this loop for source distributions where those are allowed."""
+    builds = None
+    if arguments.allow_source:
+        engine, loop = await wiring.executor(), asyncio.get_running_loop()
+        if engine.level < IsolationLevel.NAMESPACE:
+            message = f"source distributions are built by engines with a wall of their own; {engine.name} has none"
+            raise ExecRefused(message, code="isolation_too_weak", engine=engine.name)
+
+        def run(request: ExecRequest) -> ExecResult:
+            return asyncio.run_coroutine_threadsafe(engine.run(request), loop).result()
+
+        builds = SourceBuilds(run)
+    return await asyncio.to_thread(lambda: do(_Work(bundles, environments, arguments, context, builds, exact=exact)))
+
+
 class _Work:
     """One call: the skills it is about, how their environments stand, and what becomes of them."""
 
@@ -216,11 +254,12 @@ class _Work:
         environments: Environments,
         arguments: EnvironmentsInput,
         context: Context,
+        builds: SourceBuilds | None = None,
         *,
         exact: bool = True,
     ) -> None:
         bundle = bundles.open(arguments.bundle, context)
-        self._environments, self._emit = environments, context.emit
+        self._environments, self._emit, self._builds = environments, context.emit, builds
         self._bundle, self._lock = bundle.name, lock_of(bundle.root)
         self._skills = list(chosen_skills(dict(bundles.subsystem(bundle).registry), arguments.skills))
         self._failed: list[EnvironmentRow] = []
@@ -270,7 +309,7 @@ class _Work:
     def build(self) -> EnvironmentsOutput:
         def built_row(state: EnvironmentState) -> EnvironmentRow:
             if state.locked is not None and not state.problem:
-                self._environments.build(state.locked, self._tell)
+                self._environments.build(state.locked, self._tell, self._builds)
             return self._row(state, state.locked)
 
         return self._answer(self._each(built_row), good=("built",))
@@ -291,7 +330,9 @@ class _Work:
         facts = spec_facts(state.spec)
         if facts in self._resolved:
             return replace(self._resolved[facts], key=state.key)
-        locked = self._environments.resolve(state.key, state.spec, self._tell, companions=self._fixed)
+        locked = self._environments.resolve(
+            state.key, state.spec, self._tell, companions=self._fixed, builds=self._builds
+        )
         self._resolved[facts] = locked
         self._fixed.append(locked)
         return locked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import tarfile
 import tempfile
 import threading
 import time
@@ -84,6 +85,18 @@ class LoopIndex:
         """Serve a wheel of a package, and return its file name."""
         file = f"{name.replace('-', '_')}-{version}-{tag}.whl"
         self.files[file] = wheel_bytes(name, version, **facts)
+        return file
+
+    def add_source(self, name: str, version: str = "1.0", files: Mapping[str, str | bytes] | None = None) -> str:
+        """Serve a source distribution with *files*, by their path in its folder, and return its file name."""
+        out, file = io.BytesIO(), f"{name}-{version}.tar.gz"
+        with tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for path, text in (files or {}).items():
+                data = text.encode() if isinstance(text, str) else text
+                entry = tarfile.TarInfo(f"{name}-{version}/{path}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        self.files[file] = out.getvalue()
         return file
 
     def locked(self, *requirements: str, key: str = "lab/skill") -> LockedEnvironment:
