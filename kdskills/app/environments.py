@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -13,9 +14,10 @@ from packaging.utils import canonicalize_name
 
 from kdskills.environments.advisories import PackageVersion
 from kdskills.environments.codes import EnvironmentFailed
-from kdskills.environments.lock import read_lock, stale_reason
-from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage
-from kdskills.environments.needs import spec_of
+from kdskills.environments.lock import node_digest, read_lock, stale_reason
+from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
+from kdskills.environments.needs import NODE_SUFFIXES, spec_of
+from kdskills.environments.node import fill_tree, lock_missing, locked_packages
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
 from kdskills.environments.scripts import ScriptPackages, image_has
 from kdskills.environments.sources import SourceBuilds, resolve_with_sources
@@ -126,7 +128,7 @@ class Environments:
             return None if image_has(spec, self.image) else state
         if self.store.built(locked) is not None:
             return None
-        wanted = EnvironmentSpec(locked.requirements, locked.requires_python)
+        wanted = EnvironmentSpec(locked.requirements, locked.requires_python, node=spec.node)
         return EnvironmentState(state.key, wanted, locked)
 
     def resolve(
@@ -141,8 +143,10 @@ class Environments:
         """Return exact files for *spec*, in the versions that the image and *companions* have of them, so that all fit in one
         program; where those do not go together with it, in the image's, else in any. Source distributions are built by *builds*.
 
-        Raises as `kdskills.environments.resolve.resolve`, and `resolve_with_sources`.
+        Raises as `kdskills.environments.resolve.resolve`, `resolve_with_sources` and `locked_packages`.
         """
+        if spec.node is not None:
+            locked_packages(spec.node)
         image = tuple(f"{name}=={version}" for name, version in self.image.items())
         versions = {package.name: package.version for companion in companions for package in companion.packages}
         preferred = [f"{name}=={version}" for name, version in versions.items() if name not in self.image]
@@ -165,15 +169,24 @@ class Environments:
 
     @staticmethod
     def _entry(key: str, spec: EnvironmentSpec, packages: tuple[LockedPackage, ...]) -> LockedEnvironment:
-        return LockedEnvironment(key, spec.requirements, spec.requires_python, platform_name(), packages)
+        node = node_digest(spec.node)
+        return LockedEnvironment(key, spec.requirements, spec.requires_python, platform_name(), packages, node)
 
     def build(
-        self, environment: LockedEnvironment, tell: Progress = lambda *_: None, builds: SourceBuilds | None = None
+        self,
+        environment: LockedEnvironment,
+        tell: Progress = lambda *_: None,
+        *,
+        builds: SourceBuilds | None = None,
+        node: NodeSpec | None = None,
     ) -> EnvironmentMount:
-        """Build what is locked, or find it built. Raises as `EnvironmentStore.build`, and `environment_off`."""
+        """Build what is locked, or find it built; *node* is what it was locked for. Raises as `EnvironmentStore.build`, and `environment_off`."""
         if self._settings.environments == "off":
             raise EnvironmentFailed("the setting `environments` is `off`", code="environment_off")
-        return self.store.build(environment, self.indexes, tell=tell, builds=builds)
+        fill = None
+        if node is not None and node_digest(node) == environment.node:
+            fill = partial(fill_tree, node, self._settings.environment_registry)
+        return self.store.build(environment, self.indexes, tell=tell, builds=builds, node=fill)
 
     def bring(self, key: str, spec: EnvironmentSpec, locked: LockedEnvironment | None) -> EnvironmentMount:
         """Build what is locked, or what *spec* comes to now. Raises as `resolve` and `build`."""
@@ -187,23 +200,21 @@ class Environments:
                 if facts not in self._brought:
                     self._brought[facts] = self.resolve(key, spec, quiet)
                 locked = self._brought[facts]
-        return self.build(locked, quiet)
+        return self.build(locked, quiet, node=spec.node)
 
 
-def package_versions(locked: LockedEnvironment) -> Iterator[PackageVersion]:
-    """Yield what *locked* has of each ecosystem, as advisories name it."""
+def package_versions(locked: LockedEnvironment, node: NodeSpec | None) -> Iterator[PackageVersion]:
+    """Yield what *locked*, and the lock of *node*, have of each ecosystem, as advisories name it."""
     for package in locked.packages:
         yield PackageVersion("PyPI", package.name, package.version)
+    with suppress(EnvironmentFailed):  # told by a lock and a build
+        for part in [] if node is None else locked_packages(node):
+            yield PackageVersion("npm", part.file.name, part.file.version)
 
 
 def lock_of(root: Path) -> Path:
     """Return the lock file of the bundle in *root*."""
     return root / LOCK_NAME
-
-
-def python_spec(skill: Skill, script: str | None) -> EnvironmentSpec:
-    """Return what a script, or the skill for all of them, declares of Python packages. Raises AuthorMustAct."""
-    return replace(spec_of(skill, script), node=None)
 
 
 def declared(skill: Skill, report: SkillScripts | None = None) -> Iterator[tuple[str, EnvironmentSpec | KdskillsError]]:
@@ -212,28 +223,41 @@ def declared(skill: Skill, report: SkillScripts | None = None) -> Iterator[tuple
     With a *report* scripts also ask for what they import. A declaration that cannot be honoured is yielded as its error. Raises FileRefused for a folder that cannot be read.
     """
     common = _spec_or_error(skill, None)
+    if isinstance(common, EnvironmentSpec) and common.node is not None and common.node.lock is None:
+        yield f"{skill.full_id}/package.json", lock_missing()
+        common = replace(common, node=None)
     if common:
         yield skill.full_id, common
     has_scripts = skill.folder is not None and (skill.folder / SCRIPTS).is_dir()
     for entry in walk_tree(skill.folder, SCRIPTS.rstrip("/")) if skill.folder and has_scripts else ():
-        if entry.kind == "file" and entry.path.endswith(".py"):
+        suffix = PurePosixPath(entry.path).suffix.lower()
+        if entry.kind == "file" and suffix in {".py", *NODE_SUFFIXES}:
             spec = _spec_or_error(skill, f"{SCRIPTS}{entry.path}")
-            if report is not None and isinstance(spec, EnvironmentSpec):
+            if report is not None and suffix == ".py" and isinstance(spec, EnvironmentSpec):
                 names = report.suggested_requirements(f"{SCRIPTS}{entry.path}") | {*spec.requirements}
                 spec = replace(spec, requirements=tuple(sorted(names)))
-            if spec and spec_facts(spec) != spec_facts(common):
+            if spec and spec_facts(spec) != spec_facts(_part_for(suffix, common)):
                 yield f"{skill.full_id}/{SCRIPTS}{entry.path}", spec
+
+
+def _part_for(suffix: str, spec: EnvironmentSpec | KdskillsError) -> EnvironmentSpec | KdskillsError:
+    """Return what a script of this kind takes of *spec*: packages of Python, or of Node."""
+    if isinstance(spec, KdskillsError):
+        return spec
+    return replace(spec, node=None) if suffix == ".py" else EnvironmentSpec(node=spec.node)
 
 
 def _spec_or_error(skill: Skill, script: str | None) -> EnvironmentSpec | KdskillsError:
     try:
-        return python_spec(skill, script)
+        spec = spec_of(skill, script)
     except KdskillsError as error:
         return error
+    unlocked = script is not None and spec.node is not None and spec.node.lock is None
+    return replace(spec, node=None) if unlocked else spec
 
 
 def spec_facts(spec: EnvironmentSpec | KdskillsError) -> tuple[object, ...]:
     """Return what makes two declarations one."""
     if isinstance(spec, KdskillsError):
         return (spec.message,)
-    return spec.requirements, spec.requires_python, tuple(sorted(spec.hashes.items()))
+    return spec.requirements, spec.requires_python, tuple(sorted(spec.hashes.items())), node_digest(spec.node)

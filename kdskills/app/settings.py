@@ -167,6 +167,9 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Indexes of packages by name, the first to be asked first; empty means those that uv and pip of this machine use.",
     )
+    environment_registry: str = Field(
+        default="https://registry.npmjs.org/", description="Registry that packages of Node come from."
+    )
     environment_cache_dir: Path | None = Field(
         default=None, description="Folder that environments are built in; unset: the cache."
     )

@@ -82,7 +82,7 @@ def lock_text(path: Path, environments: Mapping[str, LockedEnvironment]) -> str:
 def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec, *, exact: bool = True) -> str:
     """Return in words why *environment* is not what *spec* asks for today; empty when it is.
 
-    What has more than is asked for, as suggested packages are, is as good where it need not be *exact*.
+    What has more than is asked for, as suggested packages are, and Python's beside Node's, is as good where it need not be *exact*.
     """
     covered = not exact and set(spec.requirements) <= set(environment.requirements)
     if environment.requirements != spec.requirements and not covered:
@@ -93,9 +93,10 @@ def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec, *, exact
             f"no longer: {', '.join(dropped)}" if dropped else "",
         )
         return "; ".join(filter(None, words)) or "its requirements have another order"
-    if environment.requires_python != spec.requires_python:
+    speaks_python, speaks_node = exact or spec.requirements, exact or spec.node
+    if speaks_python and environment.requires_python != spec.requires_python:
         return f"it needs Python {spec.requires_python or 'of any version'} now"
-    return "" if environment.node == node_digest(spec.node) else "its Node packages are others now"
+    return "its Node packages are others now" if speaks_node and environment.node != node_digest(spec.node) else ""
 
 
 def node_digest(node: NodeSpec | None) -> str:

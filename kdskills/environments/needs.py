@@ -50,7 +50,7 @@ _END: Final = "# ///"
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _NODE_NAME = re.compile(r"(?:@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*", re.IGNORECASE)
 _NODE_GROUPS = ("dependencies", "optionalDependencies", "peerDependencies", "devDependencies")
-_REGISTRY = "https://registry.npmjs.org/"
+NPM_REGISTRY: Final = "https://registry.npmjs.org/"
 _UV_INDEXES = ("index", "index-url", "extra-index-url", "find-links")
 
 
@@ -457,8 +457,8 @@ def _check_lock(reader: _Reader, path: str, table: Mapping[str, Any]) -> None:
     for name, row in packages.items():
         if not name or (isinstance(row, dict) and row.get("inBundle")):
             continue
-        resolved = row.get("resolved") if isinstance(row, dict) else None
-        if not isinstance(resolved, str) or not resolved.startswith(_REGISTRY) or not row.get("integrity"):
+        row = row if isinstance(row, dict) else {}
+        if not str(row.get("resolved") or NPM_REGISTRY).startswith(NPM_REGISTRY) or not row.get("integrity"):
             reader.refuse(path, f"{name[:80]!r} is not locked to a file of the registry with its digest")
 
 

@@ -394,15 +394,20 @@ PAUSE_S: Final = 0.5
 _PIECE = 256 * 1024
 
 
-def fetch_wheel(package: LockedPackage, indexes: Collection[PackageIndex], target: Path) -> int:
-    """Write a wheel to *target*, a new file, and return its bytes.
+def fetch_wheel(
+    package: LockedPackage,
+    indexes: Collection[PackageIndex],
+    target: Path,
+    integrity: tuple[str, str] | None = None,
+) -> int:
+    """Write a wheel to *target*, a new file, and return its bytes; *integrity* is another algorithm and hex digest than SHA-256.
 
     Its address is one that an index told; credentials of the operator go to hosts of indexes alone. Raises
     EnvironmentFailed: `environment_hash_mismatch`, `environment_index_unreachable`.
     """
     for remaining in reversed(range(TRIES)):
         try:
-            return _fetch(package, indexes, target)
+            return _fetch(package, indexes, target, *(integrity or ("sha256", package.sha256)))
         except EnvironmentFailed as error:
             target.unlink(missing_ok=True)
             if remaining == 0 or error.code != "environment_index_unreachable":
@@ -411,8 +416,8 @@ def fetch_wheel(package: LockedPackage, indexes: Collection[PackageIndex], targe
     raise AssertionError("the last try returns or raises")
 
 
-def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Path) -> int:
-    hasher, size = hashlib.sha256(), 0
+def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Path, algorithm: str, digest: str) -> int:
+    hasher, size = hashlib.new(algorithm), 0
     bound = min(package.size or WHEEL_LIMITS.archive_bytes, WHEEL_LIMITS.archive_bytes)
     with file_pieces(package, indexes) as pieces, target.open("xb") as out:
         for piece in pieces:
@@ -422,8 +427,8 @@ def _fetch(package: LockedPackage, indexes: Collection[PackageIndex], target: Pa
                 raise EnvironmentFailed(message, code="environment_hash_mismatch", package=package.name)
             hasher.update(piece)
             out.write(piece)
-    if hasher.hexdigest() != package.sha256:
-        message = f"{package.file} is not the file that was locked: its SHA-256 is {hasher.hexdigest()}"
+    if hasher.hexdigest() != digest:
+        message = f"{package.file} is not the file that was locked: its {algorithm} is {hasher.hexdigest()}"
         raise EnvironmentFailed(message, code="environment_hash_mismatch", package=package.name)
     return size
 

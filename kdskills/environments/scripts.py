@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage
-from kdskills.environments.needs import needs_of
+from kdskills.environments.needs import needs_of, node_packages
 from kdskills.environments.store import EnvironmentStore
 from kdskills.errors import KdskillsError
 from kdskills.execution import EnvironmentMount
@@ -64,7 +64,7 @@ class ScriptPackages:
             if reason:
                 message = f"what is locked for {environment.key} is not what {script} asks for ({reason}): {COMMANDS}"
                 raise EnvironmentFailed(message, code="environment_lock_stale", key=environment.key)
-            return self._mount(environment)
+            return self._mount(environment, skill, folder)
         if spec and not image_has(spec, self._image()):
             if self._bring is not None:
                 return self._bring(key, spec, None)
@@ -86,7 +86,9 @@ class ScriptPackages:
             return "", frozenset()
         locked = self._locked()
         environment = locked.get(f"{skill.full_id}/{script}") or locked[skill.full_id]
-        return "built", frozenset(package.name for package in environment.packages)
+        node = needs_of(skill, script, folder=folder).spec.node if environment.node else None
+        names = [] if node is None else node_packages(node)
+        return "built", frozenset((*names, *(package.name for package in environment.packages)))
 
     def of_skills(self, skills: Iterable[Skill]) -> EnvironmentMount | None:
         """Return all that is locked for *skills* and their scripts together, for a program that may use any of them.
@@ -96,23 +98,25 @@ class ScriptPackages:
         """
         locked = self._locked()
         parts = [
-            environment
+            (environment, skill)
             for skill in skills
             for key, environment in locked.items()
             if key == skill.full_id or key.startswith(f"{skill.full_id}/")
         ]
         if not parts:
             return None
-        mounts = [self._mount(part) for part in parts if self._bring is not None or len(parts) == 1]
+        mounts = [self._mount(*part) for part in parts if self._bring is not None or len(parts) == 1]
         if len(parts) == 1:
             return mounts[0]
-        return self._store().assembled(_together(parts))
+        return self._store().assembled(_together([environment for environment, _ in parts]))
 
-    def _mount(self, environment: LockedEnvironment) -> EnvironmentMount:
+    def _mount(self, environment: LockedEnvironment, skill: Skill, folder: Path | None = None) -> EnvironmentMount:
         """Return what is built for *environment*, brought now where that is wanted. Raises as `mount_of` or a build."""
         if self._bring is None:
             return self._store().mount_of(environment)
-        return self._bring(environment.key, EnvironmentSpec(environment.requirements), environment)
+        script = environment.key.removeprefix(skill.full_id).lstrip("/") or None
+        node = needs_of(skill, script, folder=folder).spec.node if environment.node else None
+        return self._bring(environment.key, EnvironmentSpec(environment.requirements, node=node), environment)
 
     def _locked(self) -> dict[str, LockedEnvironment]:
         """Return what the lock file has, read again when it changed."""

@@ -54,6 +54,9 @@ RECENT_S: Final = 600.0
 Progress = Callable[[str, str, int], None]
 """Told what is done (`find`, `download`, `built`, `warning`), with what, and its bytes."""
 
+Fill = Callable[[Path, Progress], None]
+"""Fills an empty folder with packages of Node."""
+
 _DIGEST = re.compile(rb"(?:environments|env)/([0-9a-f]{64})")
 _COMPILER_LIMITS = {resource.RLIMIT_CPU: 600, resource.RLIMIT_AS: 2 << 30, resource.RLIMIT_FSIZE: 1 << 30}
 
@@ -118,17 +121,22 @@ class EnvironmentStore:
         *,
         tell: Progress = lambda *_: None,
         builds: SourceBuilds | None = None,
+        node: Fill | None = None,
     ) -> EnvironmentMount:
-        """Return what is built for *environment*, built now when it was not; its source distributions by *builds*.
+        """Return what is built for *environment*, built now when it was not; its source distributions by *builds*, its packages
+        of Node by *node*.
 
         Files are asked for at the operator's indexes by name and version; addresses in a lock are not followed. Raises
         EnvironmentFailed, by its codes: platform, source only, unavailable, index unreachable, hash mismatch, wheel
-        refused, no space, build failed.
+        or package refused, no space, build failed; `environment_missing` for packages of Node without *node*.
         """
         mount = self.built(environment)
         if mount is not None:
             return mount
         sources = [package for package in environment.packages if package.is_source]
+        if environment.node and not (self._wheels / environment.node).is_dir() and node is None:
+            message = f"the packages of Node of {environment.key} are not built here: `kdskills env build`"
+            raise EnvironmentFailed(message, code="environment_missing", key=environment.key)
         _check_wheels(
             environment, {package.sha256 for package in sources if builds or self._unpacked(package).is_dir()}
         )
@@ -141,15 +149,21 @@ class EnvironmentStore:
             if not final.is_dir():
                 self._sweep()
                 self._bring(environment.packages, indexes, tell)
+                if node is not None and environment.node and not (self._wheels / environment.node).is_dir():
+                    with new_tree(self._wheels / environment.node) as work:
+                        node(work, tell)
+                        settle_modes(work)
+                        _sync(work)
+                trees = self._parts(environment)
                 with new_tree(final) as work:
-                    _merge((self._wheels / package.sha256 for package in environment.packages), work)
+                    _merge(trees, work)
                     facts = {"platform": environment.platform, "python": sys.implementation.cache_tag}
                     files = [f"{package.name}=={package.version}" for package in environment.packages]
                     note = {"format": FORMAT, **facts, "packages": files}
                     (work / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
                     (work / NOTE).chmod(0o644)
                     _sync(work)
-                self._make_room({final, *(self._wheels / package.sha256 for package in environment.packages)})
+                self._make_room({final, *trees})
                 tell("built", final.name, _tree(final).size)
         os.utime(final)
         return EnvironmentMount(final.name, final)
@@ -183,9 +197,9 @@ class EnvironmentStore:
                     staying.append(environment.key)
                     continue
                 discard_tree(self._top / digest_of(environment))
-                for package in environment.packages:
-                    if not _is_linked(self._wheels / package.sha256):
-                        discard_tree(self._wheels / package.sha256)
+                for tree in self._parts(environment):
+                    if not _is_linked(tree):
+                        discard_tree(tree)
             self._sweep()
             after = _sizes(self._trees())
         return sum(before.values()) - sum(after.values()), staying
@@ -212,6 +226,11 @@ class EnvironmentStore:
                     self._unpack(package, file)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
+
+    def _parts(self, environment: LockedEnvironment) -> list[Path]:
+        """Return the folders that an environment is made of."""
+        digests = [package.sha256 for package in environment.packages]
+        return [self._wheels / digest for digest in (*digests, *filter(None, [environment.node]))]
 
     def _unpacked(self, package: LockedPackage) -> Path:
         return self._wheels / package.sha256
@@ -300,9 +319,6 @@ def _check_wheels(environment: LockedEnvironment, sources: Collection[str]) -> N
         if best_wheel([package.file], tags) is None:
             message = f"{environment.key} is locked for {environment.platform}: {package.file} does not run on {platform_name()}"
             raise EnvironmentFailed(message, code="environment_platform", key=environment.key)
-    if environment.node:
-        message = f"{environment.key} needs Node packages, and those are not brought"
-        raise EnvironmentFailed(message, code="environment_node_unsupported", key=environment.key)
 
 
 def _offer_of(package: LockedPackage, offers: Iterable[LockedPackage]) -> LockedPackage:

@@ -106,7 +106,7 @@ def unpack_wheel(wheel: Path, file: str, into: Path) -> None:
                 if "__pycache__" not in path.split("/"):
                     _write(stream, into / target, entry, digests.get(path), program=target.startswith(f"{PROGRAMS}/"))
             for name, source in _entry_points(plan.metadata(stream, "entry_points.txt"), file).items():
-                _new_file(into / PROGRAMS / name, 0o755, [source])
+                new_file(into / PROGRAMS / name, 0o755, [source])
     except ArchiveRefused as error:
         raise WheelRefused(file, error.details["reason"], entry=error.details["entry"], rule=error.code) from None
     except UnicodeDecodeError:
@@ -221,12 +221,13 @@ def _write(stream: BinaryIO, target: Path, entry: ZipEntry, digest: tuple[str, s
             yield piece
 
     mode = 0o755 if program or entry.mode & EXECUTABLE else 0o644
-    _new_file(target, mode, hashed())
+    new_file(target, mode, hashed())
     if digest is not None and hasher is not None and hasher.hexdigest() != digest[1]:
         raise entry.refused("wheel_record", "its digest is not the one of RECORD")
 
 
-def _new_file(target: Path, mode: int, content: Iterable[bytes]) -> None:
+def new_file(target: Path, mode: int, content: Iterable[bytes]) -> None:
+    """Write a file of an archive, and the folders it is in; never over another, nor through a link. Raises FileExistsError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with os.fdopen(os.open(target, flags, 0o600), "wb") as out:

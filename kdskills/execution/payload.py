@@ -23,6 +23,9 @@ ENVIRONMENTS_DIR: Final = "/env"
 WORK_DIR: Final = "/work"
 PROGRAM_PATH: Final = "/tmp/program/main.py"  # noqa: S108 - inside the sandbox, whose /tmp is fresh for every run
 DESCRIPTOR_NAME: Final = "SKILLS_DESCRIPTOR"
+MODULE_HOOK: Final = "esm.cjs"
+"""File of an environment by which ES modules find its packages of Node; they do not look at `NODE_PATH`."""
+
 BASE_ENV: Final = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": WORK_DIR,
@@ -44,9 +47,10 @@ def package_variables(request: ExecRequest, folder: str = "", path: str = BASE_E
         "PATH": ("bin", f"{folder}/bin:{path}"),
         "PYTHONPATH": ("python", f"{folder}/python"),
         "NODE_PATH": ("node_modules", f"{folder}/node_modules"),
+        "NODE_OPTIONS": (MODULE_HOOK, f'--require "{folder}/{MODULE_HOOK}"'),
     }
     return {
-        name: value for name, (part, value) in variables.items() if (root / part).is_dir() and name not in request.env
+        name: value for name, (part, value) in variables.items() if (root / part).exists() and name not in request.env
     }
 
 

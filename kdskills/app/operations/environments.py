@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -17,9 +16,7 @@ from pydantic import Field
 from kdskills.app.environments import declared, lock_of, package_versions, spec_facts
 from kdskills.app.operations.models import Input, Output
 from kdskills.environments.advisories import SEVERITIES, PackageVersion, audit
-from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, write_lock
-from kdskills.environments.needs import spec_of
 from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.environments.sources import SourceBuilds
 from kdskills.environments.suggest import CALLED_PROGRAMS
@@ -270,7 +267,7 @@ class _Work:
         image = ImageContent(frozenset(environments.image), frozenset(), {".py": "python3"})
         for skill in self._skills:
             report = SkillScripts(skill, image) if arguments.suggested else None
-            for key, spec in (*declared(skill, report), *_node_error(skill)):
+            for key, spec in declared(skill, report):
                 if isinstance(spec, KdskillsError):
                     self._failed.append(_failed_row(key, spec))
                 else:
@@ -309,7 +306,8 @@ class _Work:
     def build(self) -> EnvironmentsOutput:
         def built_row(state: EnvironmentState) -> EnvironmentRow:
             if state.locked is not None and not state.problem:
-                self._environments.build(state.locked, self._tell, self._builds)
+                node = None if state.spec is None else state.spec.node
+                self._environments.build(state.locked, self._tell, builds=self._builds, node=node)
             return self._row(state, state.locked)
 
         return self._answer(self._each(built_row), good=("built",))
@@ -357,8 +355,9 @@ class _Work:
             "requirements": () if state.spec is None else state.spec.requirements,
         }
         if locked is not None:
-            facts["packages"] = tuple(f"{package.name} {package.version}" for package in locked.packages)
-            self._packages[state.key] = tuple(package_versions(locked))
+            versions = package_versions(locked, None if state.spec is None else state.spec.node)
+            packages = self._packages[state.key] = tuple(versions)
+            facts["packages"] = tuple(f"{package.name} {package.version}" for package in packages)
             facts["indexes"] = tuple(sorted({package.index for package in locked.packages}))
             facts["download"] = sum(package.size for package in locked.packages)
         mount = self._environments.store.built(locked) if locked is not None and fresh else None
@@ -413,14 +412,6 @@ def chosen_skills(skills: dict[str, Skill], refs: tuple[str, ...]) -> Iterator[S
             words = f"{len(matches)} skills have the id" if matches else "there is no skill"
             raise BadRequest(f"{words} {ref!r} in the bundle", code="unknown_skill", ref=ref)
         yield matches[0]
-
-
-def _node_error(skill: Skill) -> Iterator[tuple[str, KdskillsError]]:
-    """Yield that packages of Node are needed, where they are."""
-    with suppress(KdskillsError):  # told with the declarations
-        if spec_of(skill).node is not None:
-            message = "packages of Node are not brought"
-            yield f"{skill.full_id}/package.json", EnvironmentFailed(message, code="environment_node_unsupported")
 
 
 def _failed_row(key: str, error: KdskillsError) -> EnvironmentRow:

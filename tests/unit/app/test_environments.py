@@ -127,12 +127,12 @@ async def test_skills_are_chosen_by_id(host_of, bundle):
     assert caught.value.code == "unknown_skill"
 
 
-async def test_node_packages_are_refused_by_a_code(host_of, bundle):
-    """A skill with a package.json is told that those packages are not brought; its Python packages are."""
+async def test_node_packages_without_a_lock_are_told_with_the_command(host_of, bundle):
+    """A package.json without a package-lock.json is its author's to mend; Python packages of the skill are locked."""
     (bundle / "skills/pdf/package.json").write_text(json.dumps({"dependencies": {"left-pad": "1.3.0"}}))
     answer = await answered(host_of(), "lock", bundle)
     rows = {row.key: (row.state, row.code) for row in answer.rows}
-    assert rows["public.pdf/package.json"] == ("failed", "environment_node_unsupported")
+    assert rows["public.pdf/package.json"] == ("failed", "environment_invalid")
     assert rows["public.pdf"] == ("locked", "")
 
 

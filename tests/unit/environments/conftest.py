@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import tarfile
 import tempfile
 import threading
@@ -58,6 +59,20 @@ def wheel_bytes(
     return out.getvalue()
 
 
+def tarball(files: Mapping[str, str | bytes], *entries: tarfile.TarInfo) -> bytes:
+    """Return a gzipped tar archive of *files*, by path, and of further *entries* without bytes."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as archive:
+        for path, text in files.items():
+            data = text.encode() if isinstance(text, str) else text
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+        for entry in entries:
+            archive.addfile(entry)
+    return out.getvalue()
+
+
 @dataclass
 class LoopIndex:
     """An index of packages on loopback, and what it was asked for.
@@ -89,15 +104,20 @@ class LoopIndex:
 
     def add_source(self, name: str, version: str = "1.0", files: Mapping[str, str | bytes] | None = None) -> str:
         """Serve a source distribution with *files*, by their path in its folder, and return its file name."""
-        out, file = io.BytesIO(), f"{name}-{version}.tar.gz"
-        with tarfile.open(fileobj=out, mode="w:gz") as archive:
-            for path, text in (files or {}).items():
-                data = text.encode() if isinstance(text, str) else text
-                entry = tarfile.TarInfo(f"{name}-{version}/{path}")
-                entry.size = len(data)
-                archive.addfile(entry, io.BytesIO(data))
-        self.files[file] = out.getvalue()
+        file = f"{name}-{version}.tar.gz"
+        self.files[file] = tarball({f"{name}-{version}/{path}": text for path, text in (files or {}).items()})
         return file
+
+    def add_node(
+        self, name: str, files: Mapping[str, str], version: str = "1.0.0", /, **row: object
+    ) -> dict[str, object]:
+        """Serve a package of Node, and return its row of a lock file."""
+        short = f"{name.rpartition('/')[2]}-{version}.tgz"
+        manifest = {"package.json": json.dumps({"name": name, "version": version})}
+        self.files[short] = tarball({f"package/{path}": text for path, text in {**manifest, **files}.items()})
+        digest = base64.b64encode(hashlib.sha512(self.files[short]).digest()).decode()
+        address = f"https://registry.npmjs.org/{name}/-/{short}"
+        return {"version": version, "resolved": address, "integrity": f"sha512-{digest}", **row}
 
     def locked(self, *requirements: str, key: str = "lab/skill") -> LockedEnvironment:
         """Return what these requirements are locked to."""
@@ -133,6 +153,7 @@ def index() -> Iterator[LoopIndex]:
             time.sleep(loop.delay_s)
             loop.logins.add(self.headers.get("Authorization", ""))
             _, top, name, *_ = (*self.path.split("/"), "", "")
+            name = self.path.rpartition("/")[2] if top == "npm" else name
             loop.asked[f"{top}/{name}"] += 1
             body = loop.page(name) if top == "simple" else loop.lies.get(name, loop.files.get(name, b""))
             self.send_response(loop.status if loop.status != 200 else 200 if body else 404)

@@ -287,14 +287,14 @@ def test_nothing_of_a_package_runs_here(index, cache, tmp_path):
 
 
 def test_a_lock_for_another_platform_is_told(index, cache):
-    """Files that do not run here are `environment_platform`; source distributions and Node packages have their codes."""
+    """Files that do not run here are `environment_platform`; source distributions, and Node packages that nobody brings, have their codes."""
     index.add("one")
     locked, environments = index.locked("one"), EnvironmentStore(cache)
     package = locked.packages[0]
     for facts, code in (
         ({"packages": (replace(package, file="one-1.0-cp39-cp39-win_amd64.whl"),)}, "environment_platform"),
         ({"packages": (replace(package, file="one-1.0.tar.gz"),)}, "environment_source_only"),
-        ({"node": "0" * 64}, "environment_node_unsupported"),
+        ({"node": "0" * 64}, "environment_missing"),
     ):
         failing(environments, replace(locked, **facts), index, code)
 
