@@ -141,18 +141,26 @@ class Publication:
         file = next((item for item in entry.files if item.uri == uri), None)
         if file is None:
             raise NotFound(NOT_FOUND)
-        if self.deny is not None:
-            kind: AccessKind = "load" if file.path == SKILL_FILE else "read"
-            try:
-                denial = denial_of(self.deny, AccessRequest(kind, self.view.consumer, "", entry.full_id, file.path))
-            except PluginFailed as error:  # which is in the log: what could not be checked is not given
-                raise NotFound(NOT_FOUND) from error
-            if denial is not None:
-                raise NotFound(NOT_FOUND)
+        # In a session only files of a loaded skill can be read: who may not load it may read none of them here, too.
+        self._ask("load", entry, SKILL_FILE)
+        if file.path != SKILL_FILE:
+            self._ask("read", entry, file.path)
         data = read_file(self._copy(entry.tree), file.path, limit=MAX_BYTES).data
         if _digest(data) != file.digest:
             raise RootChanged("the copy of a published skill was changed", id=entry.full_id)
         return file, data
+
+    def _ask(self, kind: AccessKind, entry: PublishedEntry, path: str) -> None:
+        """Ask the policy plugins. Raises NotFound when they refuse, or could not say, which is in the log."""
+        if self.deny is None:
+            return
+        request = AccessRequest(kind, self.view.consumer, "", entry.full_id, path, f"skills.{kind}")
+        try:
+            denial = denial_of(self.deny, request)
+        except PluginFailed as error:
+            raise NotFound(NOT_FOUND) from error
+        if denial is not None:
+            raise NotFound(NOT_FOUND)
 
     def children(self, uri: str) -> tuple[Child, ...]:
         """Return the direct children of a directory, sorted; of an empty one there are none. Raises NotFound."""

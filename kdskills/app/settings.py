@@ -286,7 +286,10 @@ class Settings(BaseSettings):
         default=30.0, ge=0, description="Days a skill version stays after it was last the active one."
     )
     conversations_keep_days: float = Field(
-        default=0.0, ge=0, description="Days a conversation in `session_store` stays after its last turn; 0 for ever."
+        default=0.0,
+        ge=0,
+        le=36_500,
+        description="Days a conversation in `session_store` stays after its last turn; 0 for ever.",
     )
     pulse_s: float = Field(default=15.0, gt=0, description="Seconds between two measurements of how the work stands.")
     skill_roots: tuple[str, ...] = Field(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kdskills.errors import KdskillsError, OperatorMustAct
 from kdskills.jobs.model import OPEN, TERMINAL
+from kdskills.session.core import store_errors
 from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import StateUnwritable, check_writable
 
@@ -147,7 +148,8 @@ class Upkeep:
             _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
         if self.settings.conversations_keep_days and self.settings.session_store is not None:
             store = await self.conversations.dialogues()
-            await store.purge(utc_now() - timedelta(days=self.settings.conversations_keep_days))
+            with store_errors():
+                await store.purge(utc_now() - timedelta(days=self.settings.conversations_keep_days))
 
     async def release(self) -> int:
         """Let go of the versions held by tasks and jobs that are over or gone; return how many that were."""

@@ -31,6 +31,7 @@ from kdskills.execution import (
 from kdskills.execution.check import env_problem
 from kdskills.execution.egress import granted
 from kdskills.execution.run import in_thread
+from kdskills.models import MIN_TEXT
 from kdskills.session.approval import ApprovalRequest, origin_of
 from kdskills.session.codes import CODES, invalid, path_denied, pathless, refuse
 from kdskills.session.config import MAX_ARG, MAX_ENV_NAME, MAX_ENV_TOTAL, MAX_ENV_VALUE
@@ -286,7 +287,8 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
         name: secret.get_secret_value() for name, secret in core.config.script_env(skill).items()
     }  # fmt: skip
     if call.scope.secrets is not None:
-        call.scope.secrets(operator.values())
+        # Shorter ones (`1`, `info`) are in any text: masking them would spoil all that a turn tells.
+        call.scope.secrets(value for value in operator.values() if len(value) >= MIN_TEXT)
     own = ENVIRONMENT | dict.fromkeys(("SKILL_DIR", "KDSKILLS_SKILL_DIR"), f"/skills/{skill.full_id}")
     turn = {} if workspace is None else {"KDSKILLS_TURN_DIR": "/work"}
     output_bytes = core.config.limits.max_output_bytes

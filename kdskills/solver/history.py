@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from kdskills.errors import BadRequest, Diagnostic, KdskillsError, ModelFailed
-from kdskills.models import Message, Redactor
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, ModelFailed, SessionError
+from kdskills.models import Message, Redactor, ToolCall
 from kdskills.session.conversations import Conversation, ConversationTurn, TurnSummary, receipt_of
 from kdskills.session.core import store_errors
 from kdskills.solver.events import ContextCut, HistoryCut
@@ -53,6 +53,7 @@ def check_history(history: History, user: str | None) -> None:
     for position, message in enumerate(history):
         if not isinstance(message, Message):
             raise _no_history(f"/{position}", f"is no Message but {type(message).__name__}")
+        _check_message(message, f"/{position}")
         if message.role == "tool":
             if message.call_id not in unanswered:
                 raise _no_history(f"/{position}", "answers no call before it")
@@ -62,6 +63,17 @@ def check_history(history: History, user: str | None) -> None:
         unanswered |= {call.id for call in message.calls}
     if unanswered:
         raise _no_history("", f"leaves calls without an answer: {', '.join(sorted(map(str, unanswered))[:5])}")
+
+
+def _check_message(message: Message, path: str) -> None:
+    if message.role not in {"user", "assistant", "tool"}:
+        raise _no_history(f"{path}/role", "is none of user, assistant and tool")
+    if not isinstance(message.text, str):
+        raise _no_history(f"{path}/text", "is no text")
+    if not all(isinstance(call, ToolCall) for call in message.calls):
+        raise _no_history(f"{path}/calls", "holds what is no ToolCall")
+    if message.calls and message.role != "assistant":
+        raise _no_history(f"{path}/calls", "only an assistant message has calls")
 
 
 def _no_history(path: str, problem: str) -> BadRequest:
@@ -139,7 +151,8 @@ async def _summary(turn: Turn, conversation: Conversation, last: int) -> TurnSum
     old = conversation.summary.messages() if conversation.summary is not None else ()
     pins, messages = await turn.pins(), [*old, *fresh]
     text = "\n".join(f"[{m.role}] {m.text}" for m in messages if m.text and m.pin is None)
-    room = turn.window * 2  # characters: half of the window at four to a token
+    window = turn.parts.model(SUMMARY_ROLE).context_window or turn.window
+    room = window * 2  # characters: half of the window at four to a token
     if len(text) > room:
         text = f"{text[: room // 2]}\n[…]\n{text[-room // 2 :]}"
     reply = await turn.write(SUMMARY_ROLE, SUMMARISE, text)
@@ -165,17 +178,22 @@ async def add_to_conversation(turn: Turn, result: TurnResult, now: datetime) -> 
         return result
     messages = (*log.messages[:-1], *_end(log.messages[-1], result.text))
     redactor = turn.bus.redactor
+    # Texts alone: a mask in an id, a role or a time would make the conversation unreadable.
     masked_messages = tuple(_masked(message, redactor) for message in messages)
-    files = tuple(file.path for file in result.files)
-    record = ConversationTurn(turn.id, now, result.status, turn.request, masked_messages, log.usage, files)
-    record = ConversationTurn.from_json(redactor.value(record.to_json()))
+    files = tuple(redactor.text(file.path) for file in result.files)
+    request = redactor.text(turn.request)
+    record = ConversationTurn(turn.id, now, result.status, request, masked_messages, log.usage, files)
     try:
         with store_errors():
             await turn.parts.conversations.add(conversation.following(record, turn.pool))
     except KdskillsError as error:
         turn.unsaved = error
-        return result.model_copy(update={"status": "failed", "stop_reason": error.code})
-    return result
+    except Exception as error:  # noqa: BLE001 - a store of another's may fail in any way; the answer is not lost with it
+        words = f"the conversation could not be stored: {type(error).__name__}"
+        turn.unsaved = SessionError(words, code="store_unavailable")
+    if turn.unsaved is None:
+        return result
+    return result.model_copy(update={"status": "failed", "stop_reason": turn.unsaved.code})
 
 
 def _end(last: Message, answer: str) -> tuple[Message, ...]:
@@ -188,7 +206,9 @@ def _end(last: Message, answer: str) -> tuple[Message, ...]:
 
 def _masked(message: Message, redactor: Redactor) -> Message:
     calls = tuple(replace(call, arguments=redactor.arguments(call.arguments)) for call in message.calls)
-    return replace(message, calls=calls, images=())  # bytes that nobody can look through for secrets
+    return replace(
+        message, text=redactor.text(message.text), calls=calls, images=()
+    )  # bytes that nobody can look through for secrets
 
 
 def earlier_file(turn: Turn, path: str) -> tuple[Path, str] | None:

@@ -15,7 +15,7 @@ from kdskills.app.crowd import bundle_in_crowd
 from kdskills.app.operations.bundles import demo_consumers
 from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
-from kdskills.errors import BadRequest, Diagnostic, MissingExtra
+from kdskills.errors import BadRequest, CallRefused, Diagnostic, MissingExtra
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import Event, SourcesMerged, Transcript, TurnFinished, read_transcript
@@ -180,6 +180,9 @@ async def run(
     context: Context,
 ) -> RunOutput:
     """Run one turn."""
+    if (arguments.session or arguments.user) and not context.identity.account:
+        message = "conversations and users are for the account of this machine to name"
+        raise CallRefused(message, code="not_yours_to_say", operation="solver.run", argument="session")
     bundle = bundles.open(arguments.bundle, context, tools=True)
     demo = None if bundle.demo_path is None else read_cassette(bundle.demo_path)
     request = arguments.request or (demo.request if demo else "")

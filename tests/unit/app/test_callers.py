@@ -1,9 +1,11 @@
 """Callers elsewhere get what their project and agent may have, and nothing of this machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from kdskills.app import Host, Settings
-from kdskills.app.identity import LOCAL, SCOPES, Identity
+from kdskills.app.identity import LOCAL, SCOPES, Identity, own_client
 from kdskills.app.operations import OPERATIONS, Context
 from kdskills.errors import BadRequest, CallRefused
 
@@ -51,6 +53,18 @@ async def test_local_operations_refuse_everybody_else(host, name):
     with pytest.raises(CallRefused) as refused:
         await host.invoke(name, {"path": "/etc"}, remote(scopes=SCOPES))
     assert refused.value.code == "local_only"
+
+
+@pytest.mark.parametrize("words", [{"session": "c1"}, {"user": "anna"}])
+async def test_a_client_on_this_machine_names_no_conversation(host, words):
+    """A model behind a door of this machine goes on with nobody's conversation; the account itself may."""
+    with pytest.raises(CallRefused) as refused:
+        await host.invoke(
+            "solver.run",
+            {"bundle": str(host.settings.bundle), "request": "x", **words},
+            Context(replace(own_client("author", "local", "local", None), door="mcp")),
+        )
+    assert refused.value.code == "not_yours_to_say"
 
 
 @pytest.mark.parametrize("name", ["skills.list", "skills.render"])

@@ -29,6 +29,8 @@ class DenyWords:
     def kdskills_deny(self, request: AccessRequest) -> Denial | None:
         if request.skill == "public.broken":
             raise RuntimeError("no such table: rules")
+        if request.skill == "public.unloaded":
+            return Denial("not at all", "not at all") if request.kind == "load" else None
         if request.skill == "public.partial" and request.kind == "read":
             return Denial("not this file", "not this file") if request.path == "guide.md" else None
         return Denial("not today", "not today") if request.skill == "public.denied" else None
@@ -53,6 +55,7 @@ async def host(tmp_path):
     put(bundle, "needy", "imports: [agents]\n", "Needs it.")
     put(bundle, "broken", "user-invocable: false\n")
     put(bundle, "partial", "user-invocable: false\n")
+    put(bundle, "unloaded", "user-invocable: false\n")
     put(bundle, "denied")
     put(bundle, "large", "arguments: [x]\n", "$x" * 5_000)
     (bundle / "skills_descriptor.yaml").write_text("{}\n")
@@ -143,6 +146,8 @@ async def test_templates_of_resources(host):
         ("denied", "guide.md", False),
         ("broken", "SKILL.md", False),
         ("broken", "guide.md", False),
+        ("unloaded", "SKILL.md", False),
+        ("unloaded", "guide.md", False),
         ("partial", "SKILL.md", True),
         ("partial", "guide.md", False),
     ],

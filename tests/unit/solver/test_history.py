@@ -107,6 +107,10 @@ async def test_none_and_own_messages_leave_the_conversation(build):
         [Message("tool", "x", call_id="c1")],
         [Message("user", "x"), Message("assistant", calls=(ToolCall("c1", "t", "{}"),))],
         [Message("assistant", calls=(ToolCall("c1", "t", "{}"),)), Message("user", "x")],
+        [Message("system", "x")],
+        [Message("user", "x", calls=(ToolCall("c1", "t", "{}"),)), Message("tool", "y", call_id="c1")],
+        [Message("user", 5)],
+        [Message("assistant", calls=({"id": "c1"},))],
     ],
 )
 async def test_a_history_that_no_provider_takes_is_refused(build, tmp_path, history):
@@ -120,7 +124,17 @@ async def test_a_history_that_no_provider_takes_is_refused(build, tmp_path, hist
 
 async def test_of_two_turns_at_once_one_is_added(build):
     """Who ends second is `conversation_busy`, with its result; the conversation holds the winner's turn alone."""
-    async with build([say("one"), say("two")]) as system:
+
+    class Together(ScriptedModel):
+        """Answers once both turns have asked."""
+
+        both = asyncio.Barrier(2)
+
+        async def reply(self, request):
+            await self.both.wait()
+            return await super().reply(request)
+
+    async with build(model=Together([say("one"), say("two")])) as system:
         solver = ReactSolver(system)
         answers = await asyncio.gather(*(solver.run(text, session_id="c1") for text in "ab"), return_exceptions=True)
         conversation = await system.conversations.get("c1")
@@ -250,6 +264,37 @@ async def test_a_conversation_outlives_its_process(build, tmp_path):
     assert texts(models[1].requests[0]) == [("user", "0 ***"), ("assistant", "one ***"), ("user", "1 s3cret")]
     with sqlite3.connect(tmp_path / "s.db") as link:
         assert "s3cret" not in "".join(str(row) for row in link.execute("SELECT turn FROM kd_conversation_turns"))
+
+
+@pytest.mark.parametrize("secret", ["2", "0", "user", "assistant"])
+async def test_a_secret_that_is_a_word_of_ours_spoils_no_conversation(build, secret):
+    """Texts are masked, never roles, times, ids and pins, whatever is declared as secret; the next turn goes on."""
+    model = ScriptedModel([call("skills_load", names=["sales"]), say("one"), say("two")])
+    async with build(model=model, secrets=(SecretStr(secret),)) as system:
+        solver = ReactSolver(system)
+        assert (await solver.run("a", session_id="c1")).status == "final"
+        assert (await solver.run("b", session_id="c1")).status == "final"
+    assert [message.role for message in model.requests[2].messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
+
+
+async def test_a_store_that_fails_in_its_own_way_loses_no_answer(build):
+    """What a store of somebody else's raises is told as `store_unavailable`, with the result."""
+
+    class Odd(MemoryConversations):
+        async def add(self, conversation):
+            raise ValueError("what?")
+
+    async with build([say("one")]) as system:
+        system.conversations = Odd()
+        with pytest.raises(KdskillsError) as caught:
+            await ReactSolver(system).run("a", session_id="c1")
+    assert (caught.value.code, caught.value.result.text) == ("store_unavailable", "one")
 
 
 async def test_the_generator_s_answer_is_what_is_remembered(build):

@@ -56,6 +56,20 @@ def replies():
     ]
 
 
+@pytest.mark.parametrize("value", ["1", "2026", "final", "tool", "-"])
+async def test_plain_words_of_a_scripts_variables_are_no_secrets(build, executor, value):
+    """What is shorter than six characters is in any text: it is masked nowhere, and the turn is told whole."""
+    script = [
+        call("skills_load", names=["sales"]),
+        call("skills_run_script", path="scripts/sum.py"),
+        say(f"it is {value}"),
+    ]
+    async with build(script, script_env=lambda skill: {"MODE": SecretStr(value)}) as system:
+        result = await ReactSolver(system).run("how much?", session_id="c1")
+    assert executor.requests[0].env["MODE"] == value
+    assert (result.status, result.text) == ("final", f"it is {value}")
+
+
 async def test_no_output_of_a_turn_holds_a_secret(build, executor, planted, spans, tmp_path):
     """Transcript, events, result, recording and spans of a turn that says every secret it knows."""
     executor.outcome = {"stdout": EVERYTHING.encode(), "stderr": json.dumps(EVERYTHING).encode()}
