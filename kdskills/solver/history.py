@@ -28,6 +28,8 @@ History = Literal["session", "none"] | Sequence[Message]
 MAX_USER: Final = 200
 KEEP_TURNS: Final = 2
 """Turns before the one that is going on which are read as they were."""
+STEPS: Final = 20
+"""Steps that what is read of earlier turns leaves a turn at least, by its bound on tokens."""
 SUMMARY_ROLE: Final = "solver.summary"
 SUMMARISE: Final = (
     "Sum up the conversation below for whoever goes on with it: what the user wants and prefers, what was found out, decided "
@@ -104,14 +106,18 @@ async def open_conversation(
     return conversation
 
 
-async def fit_history(turn: Turn, size: Callable[[Message], int]) -> None:
-    """Cut what *turn* reads of earlier turns to half of its share of the window, when it takes more than that share.
+async def fit_history(turn: Turn, size: Callable[[Message], int], share: int | None = None) -> None:
+    """Cut what *turn* reads of earlier turns to half of its *share* in tokens, when it takes more than that.
+
+    Without one the share is that of the settings: of the window, and of all tokens of a turn, whose every step reads it.
 
     Results become one line each, oldest first; then a summary stands for all turns but the last two. What was cut goes into
     the conversation with the turn. Texts of loaded skills stay as they are. A summary that fails leaves the turns to what
     shortens each request.
     """
-    share = int(turn.window * turn.parts.settings.history_share)
+    settings = turn.parts.settings
+    if share is None:
+        share = min(int(turn.window * settings.history_share), settings.max_total_tokens // STEPS)
     conversation, before = turn.conversation, sum(map(size, turn.history))
     if conversation is None or before <= share:
         return
@@ -127,7 +133,7 @@ async def fit_history(turn: Turn, size: Callable[[Message], int]) -> None:
         _adopt(turn, conversation, ContextCut(kind="receipts", turns=ids, tokens_before=before, tokens_after=tokens))
     if tokens > share and last > conversation.summarised:
         try:
-            summary = await _summary(turn, conversation, last)
+            summary = await _summary(turn, conversation, last, share)
         except ModelFailed as error:
             message = f"earlier turns could not be summarised: {error.code}"
             turn.bus.diagnose(Diagnostic("summary_failed", "warning", message))
@@ -144,7 +150,7 @@ def _adopt(turn: Turn, conversation: Conversation, cut: ContextCut) -> None:
     turn.bus.emit(HistoryCut, cut=cut)
 
 
-async def _summary(turn: Turn, conversation: Conversation, last: int) -> TurnSummary:
+async def _summary(turn: Turn, conversation: Conversation, last: int, share: int) -> TurnSummary:
     """Have the first *last* turns summarised, together with the summary there is. Raises ModelFailed, ReplayError."""
     ids = tuple(each.turn_id for each in conversation.turns[:last])
     fresh = [receipt_of(m) for each in conversation.turns[conversation.summarised : last] for m in each.messages]
@@ -152,7 +158,7 @@ async def _summary(turn: Turn, conversation: Conversation, last: int) -> TurnSum
     pins, messages = await turn.pins(), [*old, *fresh]
     text = "\n".join(f"[{m.role}] {m.text}" for m in messages if m.text and m.pin is None)
     window = turn.parts.model(SUMMARY_ROLE).context_window or turn.window
-    room = window * 2  # characters: half of the window at four to a token
+    room = min(window * 2, share * 4)  # characters, four to a token: half of the window at most
     if len(text) > room:
         text = f"{text[: room // 2]}\n[…]\n{text[-room // 2 :]}"
     reply = await turn.write(SUMMARY_ROLE, SUMMARISE, text)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
 
 
+FITS: Final = 3
+"""How often a request that did not fit is made shorter."""
 KEEP_LAST: Final = 2
 """Assistant messages whose results stay whole, counted from the end."""
 
@@ -233,7 +235,7 @@ class Loop:
         return reply, answers
 
     async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> ModelReply:
-        """Ask the decision model; once more with a shorter history when the request did not fit."""
+        """Ask the decision model; again with less of what was said, while the request does not fit."""
         turn = self._turn
         prompt = await turn.session.instructions()
         last = next((message.text for message in reversed(self._log.messages) if message.role == "user"), "")
@@ -251,15 +253,19 @@ class Loop:
             asked="" if last == turn.request else last,
         )
         request = ModelRequest(DECISION, prompt.text, messages, specs, active)
-        try:
-            return await turn.ask(turn.bus.step, request)
-        except ModelFailed as error:
-            shorter = messages
-            if error.code == "context_full":
-                shorter = await self._fitted(sum(turn.count(message.text) for message in messages) // 2)
-            if shorter == messages:
-                raise
-            return await turn.ask(turn.bus.step, replace(request, messages=shorter))
+        for _ in range(FITS):
+            try:
+                return await turn.ask(turn.bus.step, request)
+            except ModelFailed as error:
+                if error.code != "context_full":
+                    raise
+                half = sum(turn.count(message.text) for message in request.messages) // 2
+                await fit_history(turn, partial(_size, count=turn.count), half)
+                shorter = await self._fitted(half)
+                if shorter == request.messages:
+                    raise
+                request = replace(request, messages=shorter)
+        return await turn.ask(turn.bus.step, request)
 
     async def _fitted(self, budget: int) -> tuple[Message, ...]:
         pins, messages = await self._turn.pins(), (*self._turn.history, *self._log.messages)

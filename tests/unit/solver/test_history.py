@@ -369,6 +369,45 @@ async def test_middle_turns_are_summarised(build):
     assert len(conversation.turns) == 6
 
 
+class PlentyModel(ScriptedModel):
+    """A model that need not say everything it could."""
+
+    async def aclose(self):
+        pass
+
+
+async def test_a_conversation_survives_a_window_smaller_than_it_seemed(build):
+    """Where requests no longer fit, earlier turns are cut until they do, and the next turn begins with what was cut."""
+    window = 3_000
+
+    def within(answer):
+        def reply(request):
+            if sum(len(message.text) for message in request.messages) // 4 > window:
+                raise ModelFailed("full", code="context_full")
+            return say(answer)
+
+        return reply
+
+    decisions = [within(f"answer {number} " + "x" * 3_000) for number in range(24)]
+    model = PlentyModel(decisions, roles={"solver.summary": [within(f"summary {number}") for number in range(24)]})
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        results = [await solver.run(f"request {number}", session_id="c1") for number in range(8)]
+    assert [result.status for result in results] == ["final"] * 8
+    assert any(cut.kind == "summary" for result in results for cut in result.context)
+
+
+async def test_what_is_read_of_earlier_turns_leaves_room_for_steps(build):
+    """The share is also one of the tokens that a turn may use in all: each of its steps reads what was said before."""
+    model = PlentyModel(
+        [*(say(f"{number} " + "x" * 4_000) for number in range(8))], roles={"solver.summary": [say("short")] * 8}
+    )
+    async with build(model=model, max_total_tokens=60_000) as system:
+        solver = ReactSolver(system)
+        results = [await solver.run("r", session_id="c1") for _ in range(6)]
+    assert (results[0].context, any(result.context for result in results)) == ((), True)
+
+
 async def test_a_summary_that_fails_is_told(build):
     """The turn goes on with what there is, and says so."""
     replies = [say("long " * 1_500), say("long " * 1_500), say("long " * 1_500), ModelFailed("no"), say("ok")]
