@@ -285,7 +285,8 @@ class EntryFolder:
             del self._files[path]
         for path, data in files.items():
             digest = hashlib.sha256(data).digest()
-            if self._files.get(path) != digest:
+            # Whoever cleans folders of temporary files may have taken it.
+            if self._files.get(path) != digest or not (self.folder / path).is_file():
                 make_folder((self.folder / path).parent)
                 replace_file(self.folder / path, data)
                 self._files[path] = digest

@@ -182,6 +182,19 @@ def test_a_storage_is_not_asked_at_every_look():
     assert (len(registry.snapshot().skills), asked) == (2, [1])
 
 
+def test_files_that_were_cleaned_away_come_back():
+    """Whoever removes old temporary files takes no skill away for long."""
+    memory = Memory()
+    memory.put({"one": {"SKILL.md": skill("one")}})
+    root = memory.root()
+    registry = SkillRegistry([root], index_dir=None)
+    registry.snapshot()
+    (file,) = Path(root.path).rglob("SKILL.md")
+    file.unlink()
+    registry.refresh()
+    assert file.is_file()
+
+
 def test_the_folder_goes_with_the_root():
     """Nobody else may look into it; it is removed with the root, and not by a process that was forked meanwhile."""
     memory = Memory()
