@@ -185,7 +185,7 @@ def test_a_storage_is_not_asked_at_every_look():
 def test_files_that_were_cleaned_away_come_back():
     """Whoever removes old temporary files takes no skill away for long."""
     memory = Memory()
-    memory.put({"one": {"SKILL.md": skill("one")}})
+    memory.put({"one": skill("one")})
     root = memory.root()
     registry = SkillRegistry([root], index_dir=None)
     registry.snapshot()
