@@ -50,7 +50,9 @@ def package_variables(request: ExecRequest, folder: str = "", path: str = BASE_E
         "NODE_OPTIONS": (MODULE_HOOK, f'--require "{folder}/{MODULE_HOOK}"'),
     }
     return {
-        name: value for name, (part, value) in variables.items() if (root / part).exists() and name not in request.env
+        name: value
+        for name, (part, value) in variables.items()
+        if ((root / part).is_file() if part == MODULE_HOOK else (root / part).is_dir()) and name not in request.env
     }
 
 

@@ -164,7 +164,7 @@ async def test_a_build_neither_writes_outside_nor_reaches_anybody(
     proof = tmp_path / "proof"
     proof.mkdir(mode=0o777)
     code = f"""import glob, os, socket, urllib.request
-tried = {{"home": os.path.exists({str(tmp_path)!r}), "env": "KDSKILLS_PLANTED" in os.environ}}
+tried = {{"home": os.path.exists({str(tmp_path)!r}), "env": "PLANTED_HERE" in os.environ}}
 for path in ({str(proof / "written")!r}, "/etc/written", "/usr/lib/written", "/skills/written"):
     try:
         open(path, "w").close()
@@ -179,12 +179,12 @@ except OSError:
 if any(tried.values()):
     raise SystemExit(repr(tried))
 """
-    os.environ["KDSKILLS_PLANTED"] = "yes"
+    os.environ["PLANTED_HERE"] = "yes"
     try:
         index.add_source("raw", files=source(code))
         assert [package.name for package in await resolved()] == ["raw"]
     finally:
-        del os.environ["KDSKILLS_PLANTED"]
+        del os.environ["PLANTED_HERE"]
     assert (list(proof.iterdir()), index.asked["files/stolen"]) == ([], 0)
 
 

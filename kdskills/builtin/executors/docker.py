@@ -212,13 +212,19 @@ class DockerRun(RemoteRun):
                 demux.feed(data)
 
     def _state(self, container: Container) -> dict[str, Any]:
-        """Return the container's state once it has stopped; OOM is read here, before removal."""
+        """Return the container's state once it has stopped; OOM is read here, before removal.
+
+        When the kernel ended the init itself, the daemon may learn why only after it learned that.
+        """
+        state: dict[str, Any] = {}
         for _ in range(50):
             container.reload()
-            if not container.attrs["State"]["Running"]:
+            state = dict(container.attrs["State"])
+            killed = state["ExitCode"] == 128 + signal.SIGKILL and not self._sent and not self._overdue
+            if not state["Running"] and (state["OOMKilled"] or not killed):
                 break
             time.sleep(0.02)
-        return dict(container.attrs["State"])
+        return state
 
     def _result_of(
         self, answer: ContainerAnswer, state: dict[str, Any], fault: str | None, duration: float
