@@ -43,6 +43,10 @@ _NEVER: Final = frozenset(
     }
 )
 """Words that begin something else than a program with its arguments, or change what later words mean."""
+_NAMING: Final = MappingProxyType({"printf": ("-v",), "test": ("-v", "-R"), "[": ("-v", "-R"), "wait": ("-",)})
+"""Builtins with beginnings of words after which they take a variable's name: they set it, or run what its index holds."""
+_VARIABLE: Final = "\0"
+"""Stands for the `$` of a variable in the text of a word: no command can hold it."""
 
 
 def tool_id(name: str) -> str:
@@ -79,7 +83,7 @@ def allowed_tools(entries: Iterable[str]) -> tuple[AllowedTool, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
-    """A word of a command without its quotes; an opened one may become other words when bash expands it."""
+    """A word of a command without its quotes, NUL for the `$` of a variable; bash may make other words of an opened one."""
 
     text: str
     opened: bool = False
@@ -128,7 +132,7 @@ def simple_commands(text: str) -> tuple[ShellCommand, ...] | None:
     assignments and words of the language itself are not.
     """
     try:
-        return tuple(_commands(text))
+        return None if _VARIABLE in text else tuple(_commands(text))
     except ValueError:
         return None
 
@@ -141,8 +145,9 @@ def _commands(text: str) -> Iterator[ShellCommand]:
             continue
         if words:
             first = words[0]
-            assigns = first.text == "printf" and any(word.text.startswith("-v") for word in words)
-            if first.opened or first.text in _NEVER or _ASSIGNMENT.match(first.text) or assigns:
+            naming = _NAMING.get(first.text)
+            names = naming is not None and any(word.opened or word.text.startswith(naming) for word in words[1:])
+            if first.opened or first.text in _NEVER or _ASSIGNMENT.match(first.text) or names:
                 raise ValueError(first.text)
             yield ShellCommand(tuple(words))
         words = []
@@ -225,4 +230,4 @@ def _folder(text: str, position: int) -> tuple[str, int]:
     match = _FOLDER.match(text, position)
     if match is None or text.startswith(_CONTINUED, match.end()):
         raise ValueError(text)
-    return f"${match[0].strip('${}')}", match.end()
+    return _VARIABLE + match[0].strip("${}"), match.end()

@@ -91,6 +91,10 @@ def test_a_command_all_of_whose_programs_are_listed_is_allowed(command):
         "export PATH=.; git",
         "hash -p ./evil git; git",
         "printf -v PATH .; git",
+        "python3 '$SKILL_DIR/scripts/a.py' 1",
+        "python3 \\$SKILL_DIR/scripts/a.py 1",
+        'python3 "\\$SKILL_DIR/scripts/a.py" 1',
+        "python3 '\0SKILL_DIR/scripts/a.py' 1",
         "eval git",
         "exec git",
         "command git",
@@ -141,6 +145,26 @@ def test_a_bare_name_allows_every_command():
     assert not allows_command(allowed_tools(["Bash(*)"]), "eval x")
     assert not allows_command(allowed_tools(["Bash()", "Read"]), "rm")
     assert not allows_command(allowed_tools(["Bash(a; b)"]), "a; b")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "printf {-v,PATH} x; git",
+        "printf -? x",
+        "printf -vPATH x",
+        "test -v 'a[$(evil)]'",
+        "test ! -R 'a[$(evil)]'",
+        "test {-v,'a[$(evil)]'}",
+        "'[' -v 'a[$(evil)]' ]",
+        "wait -np 'a[$(evil)]'",
+    ],
+)
+def test_a_builtin_that_is_given_the_name_of_a_variable_is_never_allowed(command):
+    """It would set PATH, or run what stands in the index of an array; other words of it are allowed."""
+    rules = allowed_tools(["Bash(printf:*)", "Bash(test:*)", "Bash('[' *)", "Bash(wait:*)", "Bash(git)"])
+    assert not allows_command(rules, command)
+    assert allows_command(rules, "printf %s x; test -f a; '[' a = b ]; wait 1; git")
 
 
 def test_long_commands_take_linear_time():
