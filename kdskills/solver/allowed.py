@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import ToolCallRefused
 from kdskills.execution.check import compile_glob, path_problem
+from kdskills.execution.egress import granted
 from kdskills.skills.tool_names import AllowedTool, AllowedToolsMode, allowed_tools, allows_command
 from kdskills.solver.tools import ToolError
-from kdskills.solver.turn_tools import TURN, TurnFileRef, parse_ref, turn_path
+from kdskills.solver.turn_tools import SKILL_DIR, SKILLS, TURN, TurnFileRef, parse_ref, turn_path
 
 if TYPE_CHECKING:
+    from kdskills.execution import ExecRequest
     from kdskills.skills.model import Skill
     from kdskills.solver.turn import Turn
 
@@ -20,15 +22,36 @@ _FREE: Final = frozenset({"skills.load", "skills.unload", "skills.search", "skil
 _PROGRAMS: Final = frozenset({"exec.python", "skills.run_script"})
 """Tools that whoever may run any command may use."""
 _FILES: Final = frozenset({"files.read", "files.edit", "files.grep", "files.glob", "react.write"})
-_SKILL_FILES: Final = ("/skills/", "$SKILL_DIR", "${SKILL_DIR}")
+_HOME: Final = "SKILL_DIR"
+"""The variable of the skill's folder, and what a command holds that uses it or `KDSKILLS_SKILL_DIR`."""
 
 
-async def approving_skill(turn: Turn, command: str) -> str | None:
-    """Return the full id of an active skill that approves *command* beforehand, or None."""
+async def approving_skill(turn: Turn, request: ExecRequest) -> str | None:
+    """Return the full id of an active skill that approves a command beforehand, with all that *request* gives it, or None."""
     async for skill, rules in _active_rules(turn, "approve"):
-        if allows_command(rules, command):
+        own = granted(turn.parts.settings.network, (skill.full_id,))
+        reaches = request.network != "none" and not set(request.network).issubset(() if own == "none" else own)
+        if allows_command(rules, _command_of(request)) and is_at_home(request, skill.full_id) and not reaches:
             return skill.full_id
     return None
+
+
+async def require_own_home(turn: Turn, request: ExecRequest) -> None:
+    """Raise ToolError `tool_denied` when a command that an active skill restricts gets another skill's folder or packages."""
+    async for skill, rules in _active_rules(turn, "restrict"):
+        if not (AllowedTool("exec.shell") in rules or is_at_home(request, skill.full_id)):
+            message = f"while the skill {skill.id} is active this command may only run with skill {skill.full_id!r}"
+            raise ToolError(message, code="tool_denied", who="operator")
+
+
+def _command_of(request: ExecRequest) -> str:
+    return (request.argv or ("",))[-1]
+
+
+def is_at_home(request: ExecRequest, skill: str) -> bool:
+    """Whether no other skill than this one, by full id, gives a command the folder that it names by a variable, or packages."""
+    depends = _HOME in _command_of(request) or request.environment is not None
+    return not depends or request.env.get(_HOME) == f"{SKILLS}{skill}"
 
 
 async def check_restrictions(turn: Turn, tool: str, arguments: Mapping[str, Any]) -> None:
@@ -61,8 +84,9 @@ def allows_call(rules: Sequence[AllowedTool], tool: str, arguments: Mapping[str,
     if tool == "react.read":
         return all(_allows_path(rules, "files.read", path) for path in _turn_refs(arguments.get("refs", ())))
     if tool == "files.glob" and str(arguments.get("pattern", "")).startswith(("/", "$")):
-        return str(arguments["pattern"]).startswith(_SKILL_FILES)
-    return tool in _FILES and _allows_path(rules, tool, str(arguments.get("path", ".")))
+        return _is_skill_file(str(arguments["pattern"]))
+    path = str(arguments.get("path", "."))
+    return tool in _FILES and ((tool != "react.write" and _is_skill_file(path)) or _allows_path(rules, tool, path))
 
 
 def _turn_refs(refs: Sequence[str]) -> Iterator[str]:
@@ -76,9 +100,11 @@ def _turn_refs(refs: Sequence[str]) -> Iterator[str]:
             yield parsed.path
 
 
+def _is_skill_file(path: str) -> bool:
+    return path.startswith(SKILLS) or SKILL_DIR.match(path) is not None
+
+
 def _allows_path(rules: Sequence[AllowedTool], tool: str, text: str) -> bool:
-    if text.startswith(_SKILL_FILES) and tool != "react.write":
-        return True
     try:
         parts = tuple(turn_path(text).split("/"))
     except ToolCallRefused:

@@ -24,9 +24,17 @@ from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.config import MIB, Budget
 from kdskills.session.workspace import MAX_TOTAL, clean_path
 from kdskills.solver.events import FileWritten
-from kdskills.solver.shell import SKILLS, skill_paths
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
-from kdskills.solver.turn_tools import ToolArguments, decoded, loaded_skills, turn_bytes, turn_path
+from kdskills.solver.turn_tools import (
+    SKILL_DIR,
+    SKILLS,
+    ToolArguments,
+    decoded,
+    loaded_skills,
+    skill_paths,
+    turn_bytes,
+    turn_path,
+)
 
 if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
@@ -47,7 +55,6 @@ _IMAGES: Final[Mapping[bytes, ImageType]] = {
     b"\xff\xd8\xff": "image/jpeg",
     b"GIF8": "image/gif",
 }
-_SKILL_DIR: Final = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ class FileAddress:
 
 async def address_of(turn: Turn, text: str) -> FileAddress:
     """Return what *text* names. Raises `path_denied`, `no_active_skills` or `skill_not_active`."""
-    match = _SKILL_DIR.match(text)
+    match = SKILL_DIR.match(text)
     if match is None and not text.startswith(SKILLS):
         return FileAddress(turn_path(text))
     loaded = await loaded_skills(turn)
@@ -283,7 +290,7 @@ class FileGlobInput(ToolArguments):
 async def _glob(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     assert isinstance(arguments, FileGlobInput)
     pattern, top = arguments.pattern, arguments.path
-    if pattern.startswith("/") or _SKILL_DIR.match(pattern):  # one path with everything in it, as skills write it
+    if pattern.startswith("/") or SKILL_DIR.match(pattern):  # one path with everything in it, as skills write it
         parts = pattern.split("/")
         first = next((number for number, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts))
         top, pattern = "/".join(parts[:first]), "/".join(parts[first:]) or "**"

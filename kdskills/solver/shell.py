@@ -15,24 +15,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, Field
 
-from kdskills.errors import FileRefused, PluginFailed, ToolCallRefused
+from kdskills.errors import ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, InputFile, Limits, Owner, SkillMount, Stream
-from kdskills.session.approval import AccessKind, AccessRequest, denial_of
 from kdskills.session.codes import invalid, refuse
 from kdskills.session.config import MIB, Budget
 from kdskills.session.reading import fresh_tree
 from kdskills.session.scripts import ENVIRONMENT, MISSING_PROGRAM, packages_of, skill_on_host
 from kdskills.session.workspace import Collected, clean_path
-from kdskills.skills.roots import far_content
-from kdskills.skills.safe_open import walk_tree
-from kdskills.solver.allowed import approving_skill
+from kdskills.solver.allowed import approving_skill, require_own_home
 from kdskills.solver.dispatch import cut_middle
-from kdskills.solver.events import ScriptStarted, SkillRefused, ToolOutput
+from kdskills.solver.events import ScriptStarted, ToolOutput
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
 from kdskills.solver.turn_tools import (
     DEFAULT_PROGRAM_S,
     MAX_PROGRAM_S,
     PROGRAM_GRACE_S,
+    SKILLS,
     TURN,
     ToolArguments,
     approve_run,
@@ -40,8 +38,8 @@ from kdskills.solver.turn_tools import (
     engine_failures,
     file_facts,
     judged,
-    loaded_skills,
     run_program,
+    shared_skills,
     tell_files,
     turn_path,
     with_network,
@@ -61,7 +59,6 @@ SHOWN_CHARS: Final = 16_000
 MAX_BACKGROUND: Final = 4
 """Commands of a turn that run in the background at once."""
 MAX_WAIT_S: Final = 120.0
-SKILLS: Final = "/skills/"
 _LOST: Final = frozenset({"too_many", "too_large", "too_deep", "unreadable"})
 """Codes of outputs that were there and were not collected: what is missing then may not have been removed."""
 
@@ -88,7 +85,8 @@ async def _exec_shell(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     _check_command(arguments.command)
     async with AsyncExitStack() as stack:
         request = await shell_request(turn, arguments, stack)
-        await approve_run(turn, executor, request, await approving_skill(turn, arguments.command))
+        await require_own_home(turn, request)
+        await approve_run(turn, executor, request, await approving_skill(turn, request))
         if arguments.background:
             return await _start(turn, executor, request, stack)
         result = await run_program(turn, executor, request)
@@ -113,7 +111,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
     Files of far skills are fetched for as long as *stack* is open. Raises `skill_not_active`, `path_denied`,
     `resource_not_found`, `too_large` or `skill_unreadable`.
     """
-    skills = await shared_skills(turn)
+    skills = await shared_skills(turn, "exec.shell")
     home = _home(turn, arguments.skill, skills)
     mounts = [
         SkillMount(
@@ -138,45 +136,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         profile=turn.parts.profile,
         owner=Owner(agent=turn.consumer, conversation=turn.session_id),
     )
-    return await with_network(turn, request)
-
-
-async def shared_skills(turn: Turn) -> dict[str, Skill]:
-    """Return the loaded skills that a command may see.
-
-    A skill of which a policy plugin refuses any file is left out: inside, nobody asks about single files.
-    """
-    skills = await loaded_skills(turn)
-    paths = {full_id: await asyncio.to_thread(skill_paths, skill) for full_id, skill in skills.items()}
-    return {full_id: skill for full_id, skill in skills.items() if not _is_denied(turn, skill, paths[full_id])}
-
-
-def _is_denied(turn: Turn, skill: Skill, paths: Sequence[str]) -> bool:
-    kinds: tuple[AccessKind, ...] = ("read", "run")
-    for path in (None, *paths):
-        for kind in kinds if path is None or path.startswith("scripts/") else kinds[:1]:
-            access = AccessRequest(kind, turn.consumer, turn.session_id, skill.full_id, path, "exec.shell")
-            try:
-                denial = denial_of(turn.parts.wiring.deny, access)
-            except PluginFailed as error:
-                turn.bus.emit(SkillRefused, ref=skill.full_id, code=error.code, reason=error.message)
-                return True
-            if denial is not None:
-                turn.bus.emit(SkillRefused, ref=skill.full_id, code="skill_denied", reason=denial.reason)
-                return True
-    return False
-
-
-def skill_paths(skill: Skill) -> tuple[str, ...]:
-    """Return the paths of a skill's files, links left out. Raises `skill_unreadable`."""
-    content = far_content(skill)
-    if content is not None:
-        return tuple(content.paths)
-    try:
-        entries = walk_tree(skill.folder) if skill.folder is not None else []
-    except FileRefused as error:
-        raise refuse("skill_unreadable", f"the files of {skill.full_id} cannot be read: {error.message}") from error
-    return tuple(entry.path for entry in entries if entry.kind == "file")
+    return await with_network(turn, request, skills)
 
 
 def _home(turn: Turn, ref: str, skills: dict[str, Skill]) -> str | None:

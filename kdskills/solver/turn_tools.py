@@ -5,9 +5,10 @@ Generated code runs behind the wall of the executor, with the skills of `solver.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kdskills.bundle.descriptor import CODEGEN
-from kdskills.errors import ExecFailed, ExecRefused, FileRefused, ToolCallRefused
+from kdskills.errors import ExecFailed, ExecRefused, FileRefused, PluginFailed, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
 from kdskills.execution.egress import granted
-from kdskills.session.approval import ApprovalRequest
+from kdskills.session.approval import AccessKind, AccessRequest, ApprovalRequest, denial_of
 from kdskills.session.codes import pathless, refuse
 from kdskills.session.scripts import packages_of
 from kdskills.session.workspace import MAX_FILE, clean_path
 from kdskills.skills.roots import far_content
-from kdskills.skills.safe_open import read_file
+from kdskills.skills.safe_open import read_file, walk_tree
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -31,6 +32,7 @@ from kdskills.solver.events import (
     ScriptConnected,
     ScriptFinished,
     ScriptStarted,
+    SkillRefused,
     ToolOutput,
 )
 from kdskills.solver.history import earlier_file
@@ -110,6 +112,10 @@ def _invalid(text: str, problem: str) -> ToolCallRefused:
 
 TURN = "/work"
 """Where programs see the folder of the turn."""
+SKILLS = "/skills/"
+"""Where they see the folders of loaded skills."""
+SKILL_DIR = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
+"""How a path begins that lies in the folder of the skill loaded last."""
 MAX_READ_CHARS = 100_000
 """Characters of a turn file given at once."""
 
@@ -326,7 +332,8 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
     executor = turn.parts.executor
     if executor is None:
         raise refuse("run_disabled", "generated code is switched off here")
-    network = await turn_network(turn)
+    shared = await shared_skills(turn, "exec.python")
+    network = await turn_network(turn, shared)
     code = arguments.code
     if not code.strip():
         by: By = "model" if arguments.skills else "code"
@@ -340,7 +347,7 @@ async def _exec_python(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
         raise ToolError("no program was written for the task; say it in other words, or give code", code="no_code")
     skills = await loaded_skills(turn)
     environment = await packages_of(turn.parts.packages, lambda packages: packages.of_skills(skills.values()))
-    request = await with_network(turn, build_request(turn, code, arguments.timeout_s, environment))
+    request = await with_network(turn, build_request(turn, code, arguments.timeout_s, environment), shared)
     await approve_run(turn, executor, request)
     result = await run_program(turn, executor, request)
     collected = turn.workspace.collect(result.artifacts)
@@ -370,15 +377,19 @@ def file_facts(result: ExecResult, collected: Collected) -> dict[str, Any]:
     return facts
 
 
-async def turn_network(turn: Turn) -> Literal["none"] | tuple[str, ...]:
-    """Return what the skills that are loaded are granted; naming a skill gives nothing."""
-    return granted(turn.parts.settings.network, [skill.full_id for skill in await turn.session.active()])
+async def turn_network(turn: Turn, shared: Collection[str]) -> Literal["none"] | tuple[str, ...]:
+    """Return what those of the loaded skills are granted that are *shared* with a run; naming a skill gives nothing."""
+    return granted(turn.parts.settings.network, await _networked(turn, shared))
 
 
-async def with_network(turn: Turn, request: ExecRequest) -> ExecRequest:
-    """Return *request* with what the skills that are loaded are granted."""
-    skills = tuple(skill.full_id for skill in await turn.session.active())
+async def with_network(turn: Turn, request: ExecRequest, shared: Collection[str]) -> ExecRequest:
+    """Return *request* with what those of the loaded skills are granted that are *shared* with it, by full id."""
+    skills = await _networked(turn, shared)
     return replace(request, network=granted(turn.parts.settings.network, skills), network_skills=skills)
+
+
+async def _networked(turn: Turn, shared: Collection[str]) -> tuple[str, ...]:
+    return tuple(skill.full_id for skill in await turn.session.active() if skill.full_id in shared)
 
 
 def extract_code(text: str) -> str:
@@ -407,6 +418,44 @@ async def loaded_skills(turn: Turn) -> dict[str, Skill]:
                 skills.pop(full_id, None)
                 skills[full_id] = skill
     return skills
+
+
+async def shared_skills(turn: Turn, tool: str) -> dict[str, Skill]:
+    """Return the loaded skills that a program which *tool* runs may see.
+
+    A skill of which a policy plugin refuses any file is left out: inside, nobody asks about single files.
+    """
+    skills = await loaded_skills(turn)
+    paths = {full_id: await asyncio.to_thread(skill_paths, skill) for full_id, skill in skills.items()}
+    return {full_id: skill for full_id, skill in skills.items() if not _is_denied(turn, tool, skill, paths[full_id])}
+
+
+def _is_denied(turn: Turn, tool: str, skill: Skill, paths: Sequence[str]) -> bool:
+    kinds: tuple[AccessKind, ...] = ("read", "run")
+    for path in (None, *paths):
+        for kind in kinds if path is None or path.startswith("scripts/") else kinds[:1]:
+            access = AccessRequest(kind, turn.consumer, turn.session_id, skill.full_id, path, tool)
+            try:
+                denial = denial_of(turn.parts.wiring.deny, access)
+            except PluginFailed as error:
+                turn.bus.emit(SkillRefused, ref=skill.full_id, code=error.code, reason=error.message)
+                return True
+            if denial is not None:
+                turn.bus.emit(SkillRefused, ref=skill.full_id, code="skill_denied", reason=denial.reason)
+                return True
+    return False
+
+
+def skill_paths(skill: Skill) -> tuple[str, ...]:
+    """Return the paths of a skill's files, links left out. Raises `skill_unreadable`."""
+    content = far_content(skill)
+    if content is not None:
+        return tuple(content.paths)
+    try:
+        entries = walk_tree(skill.folder) if skill.folder is not None else []
+    except FileRefused as error:
+        raise refuse("skill_unreadable", f"the files of {skill.full_id} cannot be read: {error.message}") from error
+    return tuple(entry.path for entry in entries if entry.kind == "file")
 
 
 def build_request(turn: Turn, code: str, timeout_s: float, environment: EnvironmentMount | None = None) -> ExecRequest:

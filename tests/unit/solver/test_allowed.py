@@ -1,16 +1,20 @@
 """`allowed-tools` in turns: approval beforehand, or a restriction that holds."""
 
+from pathlib import Path
+
 import pytest
 
 from kdskills.bundle import load_bundle
 from kdskills.errors import DescriptorError
+from kdskills.execution import EnvironmentMount, ExecRequest
 from kdskills.session.approval import allow, deny
 from kdskills.skills.tool_names import allowed_tools
-from kdskills.solver.allowed import allows_call
+from kdskills.solver.allowed import allows_call, is_at_home
 from kdskills.testing.models import call, say
 from kdskills.turn import SkillsSubsystem
 
-TOOLS = "allowed-tools: Bash(git:*) Bash(ls) Read(notes/**) Write"
+TOOLS = "allowed-tools: Bash(git:*) Bash(ls) Bash(python3 $SKILL_DIR/scripts/*) Read(notes/**) Write"
+SUM = "python3 $SKILL_DIR/scripts/sum.py"
 
 
 @pytest.fixture
@@ -32,7 +36,7 @@ def shell(command):
     return call("exec_shell", command=command)
 
 
-async def turn(solve, bundle, *replies, approve=None, loaded="sales"):
+async def turn(solve, bundle, *replies, approve=None, loaded="sales", **options):
     """Run *replies* with a skill loaded; return errors of the calls, the argv a person was asked about, and the events."""
     asked, events = [], []
 
@@ -40,7 +44,7 @@ async def turn(solve, bundle, *replies, approve=None, loaded="sales"):
         asked.append(request.argv[-1])
         return allow() if approve else deny("no")
 
-    options = {} if approve is None else {"approve": ask}
+    options |= {} if approve is None else {"approve": ask}
     result = await solve([call("skills_load", names=[loaded]), *replies, say("done")], sinks=[events.append], **options)
     return [made.error for step in result.steps[1:] for made in step.calls], asked, events
 
@@ -59,6 +63,33 @@ async def test_without_the_skill_each_command_is_asked_about(solve, bundle):
     assert asked == ["git log"]
     _, asked, _ = await turn(solve, bundle, call("exec_python", code="print(1)"), approve=True)
     assert asked == ["<code>"]
+
+
+async def test_approval_is_for_the_skills_own_folder(solve, bundle):
+    """The same words with another skill's folder are asked about."""
+    calls = [shell(SUM), shell("git log"), call("exec_shell", command=SUM, skill="sales")]
+    load = call("skills_load", names=["brief"], mode="add")
+    errors, asked, _ = await turn(solve, bundle, load, *calls, approve=False)
+    assert (errors, asked) == ([None, "approval_denied", None, None], [SUM])
+    set_mode(bundle, "restrict")
+    errors, _, _ = await turn(solve, bundle, load, *calls)
+    assert errors == [None, "tool_denied", None, None]
+
+
+@pytest.mark.parametrize(("environment", "home", "own"), [(True, "b", False), (True, "a", True), (False, "b", True)])
+def test_packages_of_another_skill_are_not_approved(environment, home, own):
+    """They may bring programs of any name."""
+    mount = EnvironmentMount("x", Path("/nowhere")) if environment else None
+    request = ExecRequest(argv=("bash", "-c", "git log"), env={"SKILL_DIR": f"/skills/{home}"}, environment=mount)
+    assert is_at_home(request, "a") is own
+
+
+@pytest.mark.parametrize(("grants", "questions"), [({"acme.brief": ("a.example",)}, 1), ({"acme": ("a.example",)}, 0)])
+async def test_approval_is_for_the_skills_own_network(solve, bundle, grants, questions):
+    """A command that gets what another skill is granted is asked about."""
+    load = call("skills_load", names=["brief"], mode="add")
+    _, asked, _ = await turn(solve, bundle, load, shell("git log"), approve=True, network=grants)
+    assert len(asked) == questions
 
 
 @pytest.mark.parametrize("mode", ["ask", "restrict"])
@@ -117,6 +148,11 @@ async def test_a_restriction_holds_while_others_are_active_and_ends_with_its_ski
         ("Read(/**)", "files.read", {"path": "a"}, False),
         ("Read(notes/**)", "react.read", {"refs": ["turn:notes/a", "src:1"]}, True),
         ("Read(notes/**)", "react.read", {"refs": ["turn:notes/a", "turn:b"]}, False),
+        ("Read(notes/**)", "files.read", {"path": "${SKILL_DIR}/f"}, True),
+        ("Read(notes/**)", "files.read", {"path": "$SKILL_DIRx/f"}, False),
+        ("Read(notes/**)", "react.read", {"refs": ["turn:$SKILL_DIR/f"]}, False),
+        ("Glob(notes/**)", "files.glob", {"pattern": "$SKILL_DIR/*"}, True),
+        ("Glob(notes/**)", "files.glob", {"pattern": "$SKILL_DIRx/*"}, False),
         ("Glob(notes/**)", "files.glob", {"pattern": "*.md", "path": "notes"}, True),
         ("Glob(notes/**)", "files.glob", {"pattern": "/work/*", "path": "notes"}, False),
         ("Glob(notes/**)", "files.glob", {"pattern": "*"}, False),

@@ -101,6 +101,17 @@ async def test_a_skill_of_which_a_policy_refuses_a_file_is_not_in_the_tree(solve
     assert result.status == "final"
 
 
+@pytest.mark.parametrize("run", [call("exec_shell", command="ls"), call("exec_python", code="print(1)")])
+async def test_a_skill_that_is_not_shared_brings_no_network(solve, executor, run):
+    """Nor are its secrets for the run, whichever tool runs it."""
+    grants = {"acme.sales": ("example.org",)}
+    replies = [call("skills_load", names=["sales"]), run, say("done")]
+    await solve(replies, wiring=Policy(), network=grants)
+    await solve(replies, network=grants)
+    told = [(request.network, request.network_skills) for request in executor.requests]
+    assert told == [("none", ()), (("example.org",), ("acme.sales",))]
+
+
 async def test_what_a_command_removed_is_removed_from_the_turn(solve, executor):
     """Files handed in and data stay."""
     executor.outcome = {"files": {"b.txt": b"2"}}
