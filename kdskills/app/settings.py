@@ -201,7 +201,10 @@ class Settings(BaseSettings):
         description="Bytes that a program may send to granted hosts and receive, in all.",
     )
     network_seconds: float = Field(
-        default=300.0, gt=0, description="Seconds that a connection to a granted host may last."
+        default=300.0,
+        gt=0,
+        le=20 * 86_400,
+        description="Seconds that a connection to a granted host may last, up to 20 days.",
     )
     e2b_api_key: SecretStr | None = Field(
         default=None, description="API key of E2B; empty means the variable `E2B_API_KEY`."

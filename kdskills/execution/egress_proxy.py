@@ -153,6 +153,9 @@ class EgressConnection:
             outcome, words = error.code, str(error)
         except OSError as error:
             outcome, words = "broken", error.strerror or "the connection broke"
+        except Exception:  # noqa: BLE001 - whatever it is, the connection has its row
+            _LOG.exception("a connection to %s broke", self._row.host)
+            outcome, words = "broken", "the connection broke"
         if not self._answered:
             self._refuse(outcome, words)
         duration = time.monotonic() - self._started

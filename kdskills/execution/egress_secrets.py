@@ -23,24 +23,26 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-VALID_DAYS: Final = 32
-"""Days that certificates of a run hold, its longest with some to spare."""
+SPARE_DAYS: Final = 1
+"""Days that certificates of a run hold before its beginning and beyond its longest time."""
 HTTP: Final = ["http/1.1"]
 
 
 class RunSecrets:
-    """Secrets of one run, and the authority that certifies the proxy as their hosts to its programs, and as no other.
+    """Secrets of one run of *wall_s* seconds at most, and the authority that certifies the proxy as their hosts to its programs, and as no other.
 
     Raises ExecRefused when the library for certificates is missing.
     """
 
-    def __init__(self, headers: HostHeaders) -> None:
+    def __init__(self, headers: HostHeaders, wall_s: float = 0) -> None:
         self._headers = headers
         self._lock = threading.Lock()
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.hosts = tuple(sorted({origin.host for origin in headers if origin.tls}))
         if self.hosts:
-            self._key, self._authority = _new_authority(self.hosts)
+            self._key, self._authority = _new_authority(
+                self.hosts, dt.datetime.now(dt.UTC) + dt.timedelta(days=SPARE_DAYS, seconds=wall_s)
+            )
 
     def headers(self, host: str, port: int, *, tls: bool) -> Mapping[str, str]:
         """Return what is put into requests to *host* at *port*; empty for nearly all."""
@@ -91,12 +93,11 @@ def _name_of(host: str) -> x509.GeneralName:
 
 
 def _builder(
-    subject: str, issuer: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey
+    subject: str, issuer: str, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey, end: dt.datetime
 ) -> x509.CertificateBuilder:
     """Return a certificate in the making, with what all of ours have."""
     from cryptography import x509
 
-    now = dt.datetime.now(dt.UTC)
     names = [
         x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text[:64])]) for text in (subject, issuer)
     ]  # the subject's bound is that of the standard; hosts are named by the alternative name
@@ -106,8 +107,8 @@ def _builder(
         .issuer_name(names[1])
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=VALID_DAYS))
+        .not_valid_before(dt.datetime.now(dt.UTC) - dt.timedelta(days=SPARE_DAYS))
+        .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
@@ -116,8 +117,8 @@ def _builder(
 _AUTHORITY: Final = "kdskills: one run"
 
 
-def _new_authority(hosts: Iterable[str]) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Return key and certificate of an authority for these hosts. Raises ExecRefused."""
+def _new_authority(hosts: Iterable[str], end: dt.datetime) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    """Return key and certificate of an authority for these hosts, valid until *end*. Raises ExecRefused."""
     try:
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
@@ -133,7 +134,7 @@ def _new_authority(hosts: Iterable[str]) -> tuple[ec.EllipticCurvePrivateKey, x5
             name = x509.IPAddress(ipaddress.ip_network(host))
         permitted.append(name)
     certificate = (
-        _builder(_AUTHORITY, _AUTHORITY, key, key)
+        _builder(_AUTHORITY, _AUTHORITY, key, key, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .add_extension(x509.NameConstraints(permitted_subtrees=permitted, excluded_subtrees=None), critical=True)
@@ -151,7 +152,7 @@ def _certify(host: str, signer: ec.EllipticCurvePrivateKey, issuer: x509.Certifi
 
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
-        _builder(host, _AUTHORITY, key, signer)
+        _builder(host, _AUTHORITY, key, signer, issuer.not_valid_after_utc)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -215,15 +216,18 @@ class SecretMask:
 
     def __init__(self, values: Iterable[str]) -> None:
         texts = {piece for value in values for piece in (value, value.rpartition(" ")[2]) if len(piece) >= LEAST_SECRET}
-        self._secrets = [text.encode("ascii") for text in sorted(texts, key=len, reverse=True)]
-        self._tail = b""
+        self._secrets = [text.encode("ascii") for text in texts]
+        self._tail, self._masked_tail = b"", b""
 
     def feed(self, data: bytes, *, last: bool) -> bytes:
         """Return what can be passed on: what may be the beginning of a secret waits for more, unless it is the *last*."""
-        data = self._tail + data
+        data, masked = self._tail + data, bytearray(self._masked_tail + data)
         for secret in self._secrets:
-            data = data.replace(secret, b"*" * len(secret))
+            at = data.find(secret)
+            while at >= 0:  # secrets may overlap, and one may begin another
+                masked[at : at + len(secret)] = b"*" * len(secret)
+                at = data.find(secret, at + 1)
         beginnings = (n for secret in self._secrets for n in range(1, len(secret)) if data.endswith(secret[:n]))
-        waiting = 0 if last else max(beginnings, default=0)
-        self._tail = data[len(data) - waiting :]
-        return data[: len(data) - waiting]
+        end = len(data) - (0 if last else max(beginnings, default=0))
+        self._tail, self._masked_tail = data[end:], bytes(masked[end:])
+        return bytes(masked[:end])

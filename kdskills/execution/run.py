@@ -200,7 +200,7 @@ class ExecutionRun(ABC):
         headers = self.engine.secrets_of(self.request)
         if not headers:
             return {}
-        self.secrets = RunSecrets(headers)
+        self.secrets = RunSecrets(headers, self.request.limits.wall_s)
         if not self.secrets.hosts:
             return {}
         folder = network_folder(self.stack)

@@ -17,6 +17,7 @@ from bisect import bisect
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from kdskills.bundle.descriptor import DECISION
@@ -235,7 +236,7 @@ class Loop:
         return reply, answers
 
     async def _decide(self, specs: tuple[ToolSpec, ...], active: tuple[str, ...]) -> ModelReply:
-        """Ask the decision model; again with less of what was said, while the request does not fit."""
+        """Ask the decision model; again with less of what was said while it does not fit, without images that are refused."""
         turn = self._turn
         prompt = await turn.session.instructions()
         last = next((message.text for message in reversed(self._log.messages) if message.role == "user"), "")
@@ -257,11 +258,14 @@ class Loop:
             try:
                 return await turn.ask(turn.bus.step, request)
             except ModelFailed as error:
-                if error.code != "context_full":
-                    raise
-                half = sum(turn.count(message.text) for message in request.messages) // 2
-                await fit_history(turn, partial(_size, count=turn.count), half)
-                shorter = await self._fitted(half)
+                shorter = request.messages
+                if error.code == "context_full":
+                    half = sum(turn.count(message.text) for message in shorter) // 2
+                    await fit_history(turn, partial(_size, count=turn.count), half)
+                    shorter = await self._fitted(half)
+                elif error.details.get("status") == HTTPStatus.BAD_REQUEST:
+                    shorter = tuple(replace(message, images=()) for message in shorter)
+                    self._log.messages[:] = (replace(message, images=()) for message in self._log.messages)
                 if shorter == request.messages:
                     raise
                 request = replace(request, messages=shorter)

@@ -105,6 +105,13 @@ def test_hosts_are_granted_by_a_file_alone(tmp_path: Path, monkeypatch: pytest.M
         Settings.load(file)
 
 
+@pytest.mark.parametrize("seconds", ["inf", "nan", "0", "1728001"])
+def test_a_connection_has_a_bound(tmp_path: Path, seconds: str) -> None:
+    """What the clock of a connection cannot count is refused when settings are read."""
+    with pytest.raises(SettingsInvalid, match="network_seconds"):
+        Settings.load(write(tmp_path / "a.toml", f"network_seconds = {seconds}\n"))
+
+
 def test_every_setting_is_documented() -> None:
     """Each field has a description, from which the reference page is made."""
     assert [name for name, field in Settings.model_fields.items() if len(field.description or "") < 20] == []

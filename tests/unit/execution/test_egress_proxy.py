@@ -216,3 +216,16 @@ def test_ten_thousand_connections_leave_nothing(start, connect):
             said = answer(client)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) <= before + 4
     assert len(proxy.close()) == MAX_ROWS
+
+
+def test_a_connection_that_breaks_in_any_way_has_its_row(start, connect):
+    """What nobody foresaw is told as `broken`, to the program, too."""
+
+    def resolver(host, port):
+        raise OverflowError
+
+    proxy, channel = start(resolver=resolver)
+    client = connect(channel)
+    client.sendall(b"GET http://granted.invalid/ HTTP/1.1\r\nHost: granted.invalid\r\n\r\n")
+    assert answer(client).startswith(b"HTTP/1.1 502 ")
+    assert [(row.host, row.outcome) for row in proxy.close()] == [("granted.invalid", "broken")]

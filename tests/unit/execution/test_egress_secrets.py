@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 
 import pytest
@@ -105,6 +106,25 @@ def test_masks_hide_what_comes_in_pieces(size):
     out = b"".join(mask.feed(text[at : at + size], last=False) for at in range(0, len(text), size))
     out += mask.feed(b"", last=True)
     assert out == b"ab " + b"*" * 22 + b" " + b"*" * 15 + b" hunter2-hunte Bea"
+
+
+@pytest.mark.parametrize("size", [1, 8, 12, 1000])
+def test_masks_hide_secrets_that_begin_or_overlap_another(size):
+    """Whichever is whole first, no part of the others is passed on."""
+    text = b"abcdefghijklm xxxxxabcdefghijklm abcdefgh abcdefg"
+    mask = SecretMask(["abcdefgh", "abcdefghijklm", "xxxxxabc"])
+    out = b"".join(mask.feed(text[at : at + size], last=False) for at in range(0, len(text), size))
+    assert out + mask.feed(b"", last=True) == b"*" * 13 + b" " + b"*" * 18 + b" ******** abcdefg"
+
+
+def test_certificates_hold_for_the_whole_run():
+    """The longest ones, too."""
+    from cryptography import x509
+
+    secrets = RunSecrets({secret_origin("api.example.net"): {"Authorization": SECRET}}, 90 * 86_400)
+    certificate = x509.load_pem_x509_certificate(b"-----BEGIN" + secrets.trust().rpartition(b"-----BEGIN")[2])
+    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    assert dt.timedelta(days=90) < left < dt.timedelta(days=92)
 
 
 def test_the_authority_is_for_its_hosts_alone():

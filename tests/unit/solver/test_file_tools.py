@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from kdskills.errors import ModelFailed
 from kdskills.models import ModelImage
 from kdskills.session.approval import Denial
 from kdskills.solver import PlainWiring, file_tools
@@ -145,6 +146,17 @@ async def test_an_image_is_shown_to_a_model_that_takes_images(solve):
     blind.takes_images = True
     await solve(model=blind, files=files, images=False)
     assert blind.requests[1].messages[-1].images == ()
+
+
+async def test_images_that_a_provider_refuses_are_left_out(solve):
+    """The request is made once more without them, and so are later ones; one without images is not made again."""
+    refused = ModelFailed("no image", status=400)
+    model = ScriptedModel([call("files_read", path="a.png"), refused, call("files_read", path="b.txt"), say("done")])
+    result = await solve(model=model, files=[("a.png", PNG), ("b.txt", b"text")], images=True)
+    shown = [any(message.images for message in request.messages) for request in model.requests]
+    assert (result.status, shown) == ("final", [False, True, False, False])
+    with pytest.raises(ModelFailed):
+        await solve([refused])
 
 
 async def test_images_have_bounds(ask, monkeypatch):
