@@ -250,7 +250,7 @@ LATER = {
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_610,
-    "shell": 1_200,
+    "shell": 1_250,
     "network": 1_550,
     "conversations": 890,
     "images": 350,
