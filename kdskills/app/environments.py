@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
@@ -17,7 +16,7 @@ from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import node_digest, read_lock, stale_reason
 from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
 from kdskills.environments.needs import NODE_SUFFIXES, spec_of
-from kdskills.environments.node import fill_tree, lock_missing, locked_packages
+from kdskills.environments.node import fill_tree, lock_missing, locked_packages, named_packages
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
 from kdskills.environments.scripts import ScriptPackages, image_has
 from kdskills.environments.sources import SourceBuilds, resolve_with_sources
@@ -158,7 +157,8 @@ class Environments:
         def mounted(name: str, packages: tuple[LockedPackage, ...]) -> EnvironmentMount:
             return self.build(LockedEnvironment(name, (), "", platform_name(), packages), tell)
 
-        find = partial(resolve_with_sources, builds=builds, mounted=mounted) if builds else resolve
+        sourced = partial(resolve_with_sources, mounted=mounted, folder=self.store.top)
+        find = partial(sourced, builds=builds) if builds else resolve
         for constraints in dict.fromkeys(((*image, *preferred), image)):
             try:
                 return self._entry(key, spec, find(spec, self.indexes, constraints=constraints, tell=warn))
@@ -207,9 +207,8 @@ def package_versions(locked: LockedEnvironment, node: NodeSpec | None) -> Iterat
     """Yield what *locked*, and the lock of *node*, have of each ecosystem, as advisories name it."""
     for package in locked.packages:
         yield PackageVersion("PyPI", package.name, package.version)
-    with suppress(EnvironmentFailed):  # told by a lock and a build
-        for part in [] if node is None else locked_packages(node):
-            yield PackageVersion("npm", part.file.name, part.file.version)
+    for name, version in [] if node is None else named_packages(node):
+        yield PackageVersion("npm", name, version)
 
 
 def lock_of(root: Path) -> Path:

@@ -12,7 +12,8 @@ from packaging.utils import canonicalize_name
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import read_lock, stale_reason
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage
-from kdskills.environments.needs import needs_of, node_packages
+from kdskills.environments.needs import NODE_SUFFIXES, needs_of, node_packages
+from kdskills.environments.node import lock_missing
 from kdskills.environments.store import EnvironmentStore
 from kdskills.errors import KdskillsError
 from kdskills.execution import EnvironmentMount
@@ -49,11 +50,16 @@ class ScriptPackages:
         What a skill only imports is not demanded, nor what cannot be understood: such a script starts as it is.
 
         Raises EnvironmentFailed: `environment_missing` for declared packages that the sandbox has not and that are not
-        locked or not built, `environment_lock_stale`, and as `read_lock`.
+        locked or not built, `environment_lock_stale`, `environment_invalid` for a script of Node whose packages have no
+        package-lock.json, and as `read_lock`.
         """
         needs = needs_of(skill, script, folder=folder)
         understood = all(finding.severity != "error" for finding in needs.diagnostics)
         spec = needs.spec if understood else EnvironmentSpec()
+        if spec.node is not None and spec.node.lock is None:
+            if Path(script).suffix.lower() in NODE_SUFFIXES:
+                raise lock_missing()
+            spec = replace(spec, node=None)
         locked = self._locked()
         key = f"{skill.full_id}/{script}"
         environment = locked.get(key) or locked.get(skill.full_id)

@@ -63,6 +63,8 @@ BUILD_LIMITS: Final = Limits(
     output_size=256 * MIB,
 )
 PROGRAM: Final = "source_build.py"
+SCRATCH: Final = ".source-"
+"""How names of folders begin in which this is done."""
 _SAID: Final = 1500
 
 Mounted = Callable[[str, tuple[LockedPackage, ...]], EnvironmentMount]
@@ -136,16 +138,18 @@ def resolve_with_sources(
     *,
     builds: SourceBuilds,
     mounted: Mounted,
+    folder: Path,
     constraints: Iterable[str] = (),
     tell: Tell = print,
 ) -> tuple[LockedPackage, ...]:
     """Return what `resolve` does, with a source distribution of what has no wheel in any version that fits.
 
-    It is the newest that the requirement of its name allows, else the next older one. Raises as `resolve`, and EnvironmentFailed,
+    It is the newest that the requirement of its name allows, else the next older one. *folder* is where the builds have folders
+    of their own meanwhile. Raises as `resolve`, and EnvironmentFailed,
     `environment_build_failed`.
     """
     constraints, sources = tuple(constraints), dict[str, LockedPackage]()  # by the file name of what was built of each
-    with tempfile.TemporaryDirectory(prefix="kdskills-sources-") as name:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as name:
         links = Path(name)
         while True:
             names = {source.name for source in sources.values()}
@@ -196,7 +200,7 @@ def _locked_build(
     tell: Tell,
 ) -> tuple[str, LockedPackage]:
     """Build a source distribution for the first time; return its wheel's file name, which lies in *links*, and what to lock."""
-    with tempfile.TemporaryDirectory(prefix="kdskills-source-") as name:
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=links.parent) as name:
         file, tree = Path(name) / "file", Path(name) / "tree"
         fetch_wheel(source, indexes, file)
         packages: tuple[LockedPackage, ...] = ()

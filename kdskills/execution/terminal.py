@@ -108,13 +108,13 @@ def _resized(screen: int, master: int) -> Iterator[None]:
 
 @contextmanager
 def _raw(screen: int) -> Iterator[None]:
-    """Hand every key on as it is, and leave the person's terminal as it was."""
+    """Hand every key on as it is, and leave the person's terminal as it was; what nobody read is not for the next program."""
     before = termios.tcgetattr(screen)
     tty.setraw(screen)
     try:
         yield
     finally:
-        termios.tcsetattr(screen, termios.TCSADRAIN, before)
+        termios.tcsetattr(screen, termios.TCSAFLUSH, before)
 
 
 @contextmanager

@@ -249,7 +249,7 @@ LATER = {
     "app": 1_850,
     "catalogs": 600,
     "vectors": 400,
-    "environments": 4_610,
+    "environments": 4_700,
     "shell": 1_250,
     "network": 1_550,
     "conversations": 890,

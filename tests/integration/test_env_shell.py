@@ -11,13 +11,28 @@ import subprocess
 import sys
 import termios
 import time
+import tty
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kdskills.execution import terminal
+
 pytestmark = pytest.mark.needs("bubblewrap")
 PATIENCE_S = 60.0
+
+
+def test_keys_that_the_sandbox_did_not_take_are_not_for_the_next_program():
+    """What was typed, or answered to the sandbox, and read by nobody is gone when the person has the terminal again."""
+    master, screen = pty.openpty()
+    tty.setraw(screen)
+    with terminal._raw(screen):
+        os.write(master, b"rm -r x\n")
+        assert select.select([screen], [], [], PATIENCE_S)[0]
+    assert not select.select([screen], [], [], 0)[0]
+    os.close(master)
+    os.close(screen)
 
 
 class Screen:
@@ -64,9 +79,9 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
     (tmp_path / "lab/skills/pdf/SKILL.md").write_text("---\nname: pdf\ndescription: For a test.\n---\nDo it.\n")
     (scripts / "size.py").write_text("import os\nprint('size', os.get_terminal_size().columns, os.getuid())\n")
     (tmp_path / "in.csv").write_text("1")
-    terminal = Screen("env", "shell", "--file", "in.csv", "--out", "out", "lab", "pdf", cwd=tmp_path)
-    yield terminal
-    terminal.close()
+    shell = Screen("env", "shell", "--file", "in.csv", "--out", "out", "lab", "pdf", cwd=tmp_path)
+    yield shell
+    shell.close()
 
 
 def test_a_shell_is_the_sandbox_of_the_script(screen, tmp_path):

@@ -85,7 +85,8 @@ def resolved(host: Host, open_cache: Path, index: LoopIndex) -> Resolve:
             return EnvironmentStore(open_cache).build(parts, index.indexes)
 
         spec = EnvironmentSpec((requirement,))
-        return await asyncio.to_thread(resolve_with_sources, spec, index.indexes, builds=builds, mounted=mounted)
+        facts: dict[str, Any] = {"builds": builds, "mounted": mounted, "folder": open_cache}
+        return await asyncio.to_thread(resolve_with_sources, spec, index.indexes, **facts)
 
     return resolve
 

@@ -151,7 +151,7 @@ class CallFiles:
         return path in {"", "."} or any(name.startswith(f"{path}/") for name in self._files)
 
     def collect(self, artifacts: Sequence[Artifact]) -> Collected:
-        """Write what is new or changed into the folder, never through a link that leads out of it."""
+        """Write what is new or changed into the folder, never through a link that leads out of it, nor over what is there."""
         produced, dropped = [], []
         for item in artifacts:
             if self._is_unchanged(item):
@@ -176,6 +176,11 @@ class CallFiles:
         target, root = self._out / item.path, self._out.resolve()
         if not target.parent.resolve().is_relative_to(root):
             raise PermissionError(0, "a link leads out of the folder")
+        if ".git" in item.path.casefold().split("/"):
+            raise PermissionError(0, "Git would run what it says")
+        given = self._files.get(item.path)
+        if os.path.lexists(target) and not (given and target.absolute() == given.absolute()):
+            raise FileExistsError(0, "a file is there that --file does not name")
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, item.content, mode=0o644)
         self.saved[item.path] = target

@@ -120,6 +120,24 @@ def test_files_have_one_name_each_and_never_leave_the_folder(tmp_path, monkeypat
     assert (list((tmp_path / "elsewhere").iterdir()), (tmp_path / "out/y").stat().st_mode & 0o777) == ([], 0o644)
 
 
+def test_a_script_replaces_no_file_but_those_it_was_given(tmp_path, monkeypatch):
+    """Into the folder of the author's own work come new files and changed inputs; nothing else is replaced, nor told to Git."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("in.csv", "own.py", ".bashrc", "elsewhere/far.csv", "far.csv"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
+    paths = ("in.csv", "new.txt", "own.py", ".bashrc", "far.csv", "nowhere", ".git/hooks/x", "a/.GIT/config")
+    files = CallFiles([Path("in.csv"), tmp_path / "elsewhere/far.csv"], Path())
+    collected = files.collect([Artifact(path, 5, "0" * 64, 0o644, b"other") for path in paths])
+    assert ([file.path for file in collected.files], sorted(files.saved)) == (["in.csv", "new.txt"],) * 2
+    assert [path for path, _ in collected.dropped] == [*paths[2:]]
+    assert ((tmp_path / "in.csv").read_text(), (tmp_path / "far.csv").read_text()) == ("other", "mine")
+    assert (list((tmp_path / ".git").iterdir()), (tmp_path / "a").exists()) == ([], False)
+    assert CallFiles((), None).collect([Artifact("own.py", 5, "0" * 64, 0o644, b"other")]).dropped == ()
+
+
 async def test_scripts_are_told_to_start_once_their_packages_are_built(bundle, tmp_path, index: LoopIndex, monkeypatch):
     """`show` and `doctor` follow what is locked and built, and what was locked as suggested is built without being told again."""
     monkeypatch.setattr("kdskills.environments.store.cache_dir", lambda: tmp_path / "cache")

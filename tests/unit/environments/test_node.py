@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,15 @@ import pytest
 
 from kdskills.environments.codes import ENVIRONMENT_CODES, EnvironmentFailed
 from kdskills.environments.model import NodeSpec
-from kdskills.environments.node import PackageRefused, fill_tree, locked_packages, unpack_package
+from kdskills.environments.node import (
+    MAX_TOTAL,
+    PackageRefused,
+    UnpackTotal,
+    fill_tree,
+    locked_packages,
+    named_packages,
+    unpack_package,
+)
 from tests.unit.environments.conftest import LoopIndex, tarball
 
 Row = dict[str, object]
@@ -104,12 +114,23 @@ def test_install_scripts_do_not_run(index: LoopIndex, filled: Callable[[NodeSpec
         ("node_modules/one", {"integrity": "sha512-c2hvcnQ="}),
         ("node_modules/one", {"integrity": 7}),
         ("node_modules/one", {"link": True}),
+        ("node_modules/one", {"name": "good"}),
+        ("node_modules/one", {"version": "2.0.0"}),
+        ("node_modules/one", {"version": "1" * 5000, "resolved": ""}),
+        ("node_modules/one", {"resolved": "https://registry.npmjs.org/evil/-/one-1.0.0.tgz"}),
+        ("node_modules/one", {"resolved": "https://registry.npmjs.org/one/-/one-0.9.0.tgz"}),
+        ("node_modules/" + "o" * 300, {"name": "one"}),
+        ("node_modules/one", {"os": 5}),
+        ("node_modules/one", {"cpu": {"x64": 1}}),
+        ("node_modules/one", {"libc": [["glibc"]]}),
     ],
 )
 def test_a_lock_names_folders_digests_and_files_of_the_registry_alone(
     index: LoopIndex, folder: str, change: Row
 ) -> None:
-    """Folders that lead elsewhere, addresses of others and digests that prove nothing are `environment_invalid`."""
+    """Folders that lead elsewhere, names and versions that are not the address's, addresses of others, digests that prove nothing and
+    platforms that are no names are `environment_invalid`.
+    """
     row = {**index.add_node("one", {}), **change}
     failing("environment_invalid", node_spec({folder: row}, {"one": "*"}))
 
@@ -140,10 +161,15 @@ def link(kind: bytes, name: str, target: str) -> tarfile.TarInfo:
 
 
 def endless() -> bytes:
-    """Return an archive whose extended header has 300 MB of nothing."""
+    """Return an archive whose extended header has 3 MB of nothing, before a file that lets it have so many."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * 300_000_000}):
-        pass
+    with tarfile.open(
+        fileobj=out, mode="w:gz", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * 3_000_000}
+    ) as archive:
+        archive.addfile(link(tarfile.REGTYPE, "package/a", ""), io.BytesIO())
+        entry = link(tarfile.REGTYPE, "package/b", "")
+        entry.size = 100_000
+        archive.addfile(entry, io.BytesIO(random.Random(1).randbytes(100_000)))
     return out.getvalue()
 
 
@@ -165,20 +191,90 @@ def endless() -> bytes:
         tarball({"package/a": "x"}, link(tarfile.LNKTYPE, "package/b", "package/a")),
         tarball({}, link(tarfile.CHRTYPE, "package/a", "")),
         tarball({}, link(tarfile.FIFOTYPE, "package/a", "")),
+        tarball({"package/" + "a" * 256: "x"}),
+        tarball({"package/" + "é" * 128: "x"}),
+        tarball({}, *[link(tarfile.XHDTYPE, "package/a", "")] * 1500),
     ],
-    ids=range(15),
+    ids=range(18),
 )
 def test_hostile_archives_are_refused(tmp_path: Path, archive: bytes) -> None:
     """Paths that lead outside, links, devices, bombs, broken and doubled entries: nothing lies outside the folder."""
     file, into = tmp_path / "file", tmp_path / "into"
     file.write_bytes(archive)
     with pytest.raises(PackageRefused):
-        unpack_package(file, "one-1.0.0.tgz", into)
+        unpack_package(file, "one-1.0.0.tgz", into, UnpackTotal(MAX_TOTAL))
     assert {path.name for path in tmp_path.iterdir()} <= {"file", "into"}
 
 
+def refusal(tmp_path: Path, archive: bytes) -> str:
+    """Return why an archive is refused, after checking that little was written."""
+    (tmp_path / "file").write_bytes(archive)
+    with pytest.raises(PackageRefused) as caught:
+        unpack_package(tmp_path / "file", "one-1.0.0.tgz", tmp_path / "into", UnpackTotal(MAX_TOTAL))
+    assert sum(path.stat().st_size for path in tmp_path.rglob("into/**/*")) < 1_000_000
+    return caught.value.message
+
+
 def test_an_endless_header_is_not_read(tmp_path: Path) -> None:
-    """A header that promises more than the package may unpack to ends the reading."""
-    (tmp_path / "file").write_bytes(endless())
-    with pytest.raises(PackageRefused, match="unpacks to more"):
-        unpack_package(tmp_path / "file", "one-1.0.0.tgz", tmp_path / "into")
+    """Of an extended header no more is read than any needs, however much the package may unpack to."""
+    assert "headers" in refusal(tmp_path, endless())
+
+
+def test_sparse_files_and_links_are_named_as_such(tmp_path: Path) -> None:
+    """A file that is short in the archive and endless on the disk is refused before it is written, and a link as a link."""
+    sparse = link(tarfile.REGTYPE, "package/a", "")
+    sparse.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 22)}
+    assert "sparse" in refusal(tmp_path, tarball({}, sparse))
+    assert "it is a link" in refusal(tmp_path, tarball({}, link(tarfile.SYMTYPE, "package/a", "b")))
+
+
+def test_all_packages_of_a_lock_have_one_bound(
+    index: LoopIndex, filled: Callable[[NodeSpec], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packages that are each small enough are refused where they are too much together."""
+    monkeypatch.setattr("kdskills.environments.node.MAX_TOTAL", 150_000)
+    rows = {f"node_modules/{name}": index.add_node(name, {"a": "x" * 100_000}) for name in ("one", "two")}
+    assert "packages of the lock" in failing("environment_package_refused", node_spec(rows), filled).message
+
+
+def test_of_two_programs_of_one_name_the_first_stays(index: LoopIndex, filled: Callable[[NodeSpec], Path]) -> None:
+    """Two packages may name a program alike; that of the first folder is the one."""
+    rows = {f"node_modules/{name}": index.add_node(name, {}, bin={"run": f"{name}.js"}) for name in ("one", "two")}
+    assert "/one/one.js" in (filled(node_spec(rows)) / "bin/run").read_text()
+
+
+def test_what_the_system_refuses_is_told_but_for_a_full_disk(
+    index: LoopIndex, filled: Callable[[NodeSpec], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An error of the system is the package's, and a full disk stays what it is, for the store to tell."""
+    (tmp_path / "file").write_bytes(tarball({"package/a": "x"}))
+    for number, kind in ((errno.EIO, PackageRefused), (errno.ENOSPC, OSError)):
+
+        def refuse(*_: object, number: int = number) -> None:
+            raise OSError(number, "no")
+
+        monkeypatch.setattr("kdskills.environments.node.new_file", refuse)
+        with pytest.raises(kind):
+            unpack_package(tmp_path / "file", "one-1.0.0.tgz", tmp_path / "into", UnpackTotal(MAX_TOTAL))
+
+
+def test_an_audit_sees_every_package_by_its_address(index: LoopIndex) -> None:
+    """Packages for other platforms, and those beside one that a build refuses, are named; a row cannot call itself another."""
+    rows: dict[str, Any] = {
+        "node_modules/bad": {"version": "1.0.0"},
+        "node_modules/far": index.add_node("far", {}, os=["win32"]),
+        "node_modules/lies": {**index.add_node("evil", {}), "name": "good"},
+        "node_modules/one": index.add_node("one", {}, "1.2.3"),
+        "node_modules/text": "no row",
+    }
+    spec = node_spec(rows)
+    assert list(named_packages(spec)) == [("far", "1.0.0"), ("one", "1.2.3")]
+    assert list(named_packages(NodeSpec(spec.manifest, b"{}"))) == []
+
+
+def test_archives_on_their_way_lie_beside_what_is_built(
+    index: LoopIndex, filled: Callable[[NodeSpec], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is put into the system's temporary folder, where nobody would remove what a killed build leaves."""
+    monkeypatch.setattr("tempfile.tempdir", "/nonexistent")
+    filled(node_spec({"node_modules/one": index.add_node("one", {})}))

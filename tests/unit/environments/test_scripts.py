@@ -104,6 +104,15 @@ def test_what_every_sandbox_has_is_not_asked_for(lab: Lab, requirement: str, kno
         assert lab.refused(lambda _: of_script(lab, skill)).code == "environment_missing"
 
 
+def test_packages_of_node_without_their_lock_stop_scripts_of_node_alone(lab: Lab) -> None:
+    """A script of Node is told which command writes the lock; one of a shell, which may need none of them, starts."""
+    skill = lab.skill("forms", package_json='{"dependencies": {"one": "1"}}', scripts__go_js="", scripts__go_sh="")
+    with pytest.raises(EnvironmentFailed, match="npm install --package-lock-only") as caught:
+        of_script(lab, skill, "scripts/go.js")
+    assert (caught.value.code, caught.value.who) == ("environment_invalid", "author")
+    assert of_script(lab, skill, "scripts/go.sh") is None
+
+
 def test_what_cannot_be_understood_stops_no_script(lab: Lab) -> None:
     """A script whose declaration breaks a rule starts as it is: it may need none of it."""
     assert of_script(lab, lab.skill("forms", scripts__go_py="", requirements_txt="-e .\n")) is None

@@ -22,7 +22,9 @@ from kdskills.environments import store
 from kdskills.environments.codes import ENVIRONMENT_CODES, EnvironmentFailed
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment
 from kdskills.environments.resolve import PackageIndex, configured_indexes, platform_name, resolve
+from kdskills.environments.sources import SourceBuilds, find_sources, resolve_with_sources
 from kdskills.environments.store import EnvironmentStore, digest_of, digests_in_use
+from tests.unit.environments.conftest import wheel_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -253,6 +255,59 @@ def test_files_are_read_from_disk_for_an_index_of_files_alone(index, tmp_path):
     assert caught.value.code == "environment_index_unreachable"
     own = (PackageIndex("files", tmp_path.as_uri()),)
     assert room.fetch_wheel(here, own, tmp_path / "b") == len(index.files[file])
+
+
+class ReadyBuilds(SourceBuilds):
+    """Gives a wheel that says what it was built with, and tells where that was."""
+
+    def names(self, *_):
+        """Return that nothing is required."""
+        return ()
+
+    def wheel(self, source, file, mount, folder):
+        """Return the wheel."""
+        self.run(folder)
+        words = repr([part.version for part in source.build]).encode()
+        (folder / "raw-1.0-py3-none-any.whl").write_bytes(wheel_bytes("raw", files={"raw.py": words}))
+        return folder / "raw-1.0-py3-none-any.whl"
+
+
+def test_a_wheel_that_was_built_here_is_that_of_its_build(index, cache, monkeypatch):
+    """Other requirements of a build, and another Python, make another wheel of the same source; each is found again."""
+    index.add_source("raw")
+    index.add("helper")
+    index.add("helper", "2.0")
+    environments, (source,) = EnvironmentStore(cache), find_sources("raw", index.indexes)
+    locks, folders = [], []
+    for version in ("1.0", "2.0"):
+        build = resolve(EnvironmentSpec((f"helper=={version}",)), index.indexes)
+        locks.append(LockedEnvironment("lab/skill", ("raw",), "", platform_name(), (replace(source, build=build),)))
+    for locked, words in zip(locks, ("['1.0']", "['2.0']"), strict=True):
+        mount = environments.build(locked, index.indexes, builds=ReadyBuilds(folders.append))
+        assert (mount.root / "python/raw.py").read_text() == words
+        assert environments.assembled(locked) == mount
+    name = store.tree_name(locks[0].packages[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.implementation, "cache_tag", "cpython-399")
+        assert store.tree_name(locks[0].packages[0]) != name
+    environments.remove(locks)
+    assert name not in entries(cache)
+
+
+def test_builds_of_sources_lie_in_the_store_and_are_swept(index, cache):
+    """What a killed build of a source left goes a day later; folders of builds that may be at work stay."""
+    index.add_source("raw")
+    environments, folders = EnvironmentStore(cache), []
+    facts = {"builds": ReadyBuilds(folders.append), "mounted": None, "folder": environments.top}
+    (raw,) = resolve_with_sources(EnvironmentSpec(("raw",)), index.indexes, **facts)
+    locked = LockedEnvironment("lab/skill", ("raw",), "", platform_name(), (raw,))
+    environments.build(locked, index.indexes, builds=ReadyBuilds(folders.append))
+    assert {folder.parent for folder in folders} == {environments.top}
+    for name, seconds in ((".source-old", 2 * store.SCRATCH_S), (".source-new", 60)):
+        (environments.top / name / "x").mkdir(parents=True)
+        os.utime(environments.top / name, (time.time() - seconds,) * 2)
+    environments.remove([])
+    assert [path.name for path in environments.top.glob(".source-*")] == [".source-new"]
 
 
 def test_packages_with_different_files_of_one_path_are_refused(index, cache):
