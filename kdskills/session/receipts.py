@@ -141,8 +141,8 @@ ScriptStatus = Literal["ok", "nonzero", "timeout", "oom", "limit", "cancelled"]
 class ScriptResult:
     """What came of a script. A non-zero exit is a result, not an error.
 
-    `workdir` is the folder it started in and `skill_dir` the skill's, as programs see them. `dropped` lists produced files that were not kept, as `(path, why)`, and `note` says how the call was understood;
-    they are part of the JSON only when there are any.
+    `workdir` is the folder it started in and `skill_dir` the skill's, as programs see them. `dropped` lists produced
+    files that were not kept, as `(path, why)`, and `note` says how the call was understood: both only if there are any.
     """
 
     skill: str

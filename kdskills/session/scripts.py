@@ -196,18 +196,18 @@ def _is_script(skill: Skill, path: str, limit: int) -> bool:
     return True
 
 
-_SKILL_DIR: Final = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
+SKILL_DIR: Final = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
+"""How a path begins that lies in the skill's own folder, or, in a solver, in that of the skill loaded last."""
 
 
 def _workdir(call: Call, skill: Skill, workdir: str) -> str:
     """Return the folder to start in, inside the sandbox: of the turn's files first, else of the skill."""
-    match = _SKILL_DIR.match(workdir)
-    in_turn = workdir.startswith("turn:")
+    match = SKILL_DIR.match(workdir)
     inner = workdir.removeprefix("turn:") if match is None else workdir[match.end() :]
     clean = "." if inner in {"", ".", "./"} else clean_path(inner)
     if match is None and call.scope.workspace is not None and call.scope.workspace.has_folder(clean):
         return clean
-    if in_turn:
+    if workdir.startswith("turn:"):
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
     if clean == ".":
         return f"/skills/{skill.full_id}"

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kdskills.errors import ToolCallRefused
 from kdskills.execution.check import compile_glob, path_problem
 from kdskills.execution.egress import granted
+from kdskills.session.scripts import SKILL_DIR
 from kdskills.skills.tool_names import AllowedTool, AllowedToolsMode, allowed_tools, allows_command
 from kdskills.solver.tools import ToolError
-from kdskills.solver.turn_tools import SKILL_DIR, SKILLS, TURN, TurnFileRef, parse_ref, turn_path
+from kdskills.solver.turn_tools import SKILLS, TURN, TurnFileRef, parse_ref, turn_path
 
 if TYPE_CHECKING:
     from kdskills.execution import ExecRequest

@@ -22,11 +22,11 @@ from kdskills.execution.check import OutputGlob, compile_glob, path_problem
 from kdskills.models import ImageType, ModelImage
 from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.config import MIB, Budget
+from kdskills.session.scripts import SKILL_DIR
 from kdskills.session.workspace import MAX_TOTAL, clean_path
 from kdskills.solver.events import FileWritten
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext
 from kdskills.solver.turn_tools import (
-    SKILL_DIR,
     SKILLS,
     ToolArguments,
     decoded,

@@ -232,11 +232,8 @@ def earlier_file(turn: Turn, path: str) -> tuple[Path, str] | None:
 
 def files_note(turn: Turn) -> tuple[Message, ...]:
     """Return the message that names the files the turn before left, if they are still there."""
-    if turn.conversation is None or not turn.conversation.turns:
-        return ()
-    last = turn.conversation.turns[-1]
-    paths = [path for path in last.files if earlier_file(turn, f"{last.turn_id}/{path}") is not None][:MAX_NAMED]
-    if not paths:
-        return ()
-    refs = ", ".join(f"turn:{last.turn_id}/{path}" for path in paths)
-    return (Message("user", _FILES.format(refs=refs)),)
+    turns = () if turn.conversation is None else turn.conversation.turns[-1:]
+    refs = [f"{last.turn_id}/{path}" for last in turns for path in last.files]
+    refs = [f"turn:{ref}" for ref in refs if earlier_file(turn, ref) is not None]
+    more = f" and {len(refs) - MAX_NAMED} more" if len(refs) > MAX_NAMED else ""
+    return (Message("user", _FILES.format(refs=", ".join(refs[:MAX_NAMED]) + more)),) if refs else ()

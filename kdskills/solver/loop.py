@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
 
 
+REFUSED_IMAGES: Final = "[The image could not be shown: the provider refused it. Look at the file with a program.]"
 FITS: Final = 3
 """How often a request that did not fit is made shorter."""
 KEEP_LAST: Final = 2
@@ -78,6 +79,10 @@ def _size(message: Message, count: TokenCounter) -> int:
     return (
         count(message.text) + sum(count(call.arguments) for call in message.calls) + IMAGE_TOKENS * len(message.images)
     )
+
+
+def _imageless(message: Message) -> Message:
+    return replace(message, text=f"{message.text}\n{REFUSED_IMAGES}", images=()) if message.images else message
 
 
 _DEEDS = (
@@ -264,8 +269,8 @@ class Loop:
                     await fit_history(turn, partial(_size, count=turn.count), half)
                     shorter = await self._fitted(half)
                 elif error.details.get("status") == HTTPStatus.BAD_REQUEST:
-                    shorter = tuple(replace(message, images=()) for message in shorter)
-                    self._log.messages[:] = (replace(message, images=()) for message in self._log.messages)
+                    shorter = tuple(map(_imageless, shorter))
+                    self._log.messages[:] = map(_imageless, self._log.messages)
                 if shorter == request.messages:
                     raise
                 request = replace(request, messages=shorter)

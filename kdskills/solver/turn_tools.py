@@ -114,8 +114,6 @@ TURN = "/work"
 """Where programs see the folder of the turn."""
 SKILLS = "/skills/"
 """Where they see the folders of loaded skills."""
-SKILL_DIR = re.compile(r"\$(?:SKILL_DIR|\{SKILL_DIR\})(?:/|\Z)")
-"""How a path begins that lies in the folder of the skill loaded last."""
 MAX_READ_CHARS = 100_000
 """Characters of a turn file given at once."""
 

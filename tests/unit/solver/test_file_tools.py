@@ -155,6 +155,11 @@ async def test_images_that_a_provider_refuses_are_left_out(solve):
     result = await solve(model=model, files=[("a.png", PNG), ("b.txt", b"text")], images=True)
     shown = [any(message.images for message in request.messages) for request in model.requests]
     assert (result.status, shown) == ("final", [False, True, False, False])
+    answers = [
+        [message.text for message in request.messages if message.tool == "files_read"] for request in model.requests
+    ]
+    assert ["the provider refused it" in texts[0] for texts in answers[1:]] == [False, True, True]
+    assert "the provider refused it" not in answers[3][1]  # the text file's
     with pytest.raises(ModelFailed):
         await solve([refused])
 

@@ -14,6 +14,7 @@ from kdskills.models import Message, ToolCall
 from kdskills.session import StoreUnavailable
 from kdskills.session.conversations import ConversationBusy, MemoryConversations
 from kdskills.solver import ReactSolver, ToolAnswer, ToolContext
+from kdskills.solver import history as history_module
 from kdskills.testing.models import ScriptedModel, call, say
 
 
@@ -83,6 +84,17 @@ async def test_files_of_an_earlier_turn_can_be_read(build):
     assert f"turn:{first.turn_id}/out.md" in seen[0]
     result = second.steps[0].calls[0].result
     assert ("mine" in result, "theirs" in result, "path_denied" in result) == (True, False, True)
+
+
+async def test_more_files_than_are_named_are_counted(build, monkeypatch):
+    """Beyond those that are named, the next turn is told how many there are."""
+    monkeypatch.setattr(history_module, "MAX_NAMED", 2)
+    model = ScriptedModel([*(call("react_write", path=f"{name}.md", text="x") for name in "abc"), say("ok"), say("ok")])
+    async with build(model=model) as system:
+        first = await ReactSolver(system).run("write", session_id="c1")
+        await ReactSolver(system).run("read", session_id="c1")
+    note = model.requests[-1].messages[-2].text
+    assert note.endswith(f"turn:{first.turn_id}/a.md, turn:{first.turn_id}/b.md and 1 more")
 
 
 async def test_none_and_own_messages_leave_the_conversation(build):
