@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kdskills.app.operations import Operation
     from kdskills.bundle import SkillsDescriptor
     from kdskills.errors import Diagnostic
+    from kdskills.evals.grading import CheckFunction
     from kdskills.execution import ExecutorFactory
     from kdskills.hooks import Register
     from kdskills.models import ModelProvider
@@ -77,6 +78,14 @@ def kdskills_register_interpreters(register: Register[Sequence[str]]) -> None:
 
 
 @hookspec
+def kdskills_register_checks(register: Register[CheckFunction]) -> None:
+    """Add checks of evaluations: ``register("acme.signed", signed)``; ``signed(outcome, key: str)`` gives ``(passed, what was seen)``.
+
+    The parameters after the outcome, each with a type, are the arguments that a row gives. Shipped names are refused.
+    """
+
+
+@hookspec
 def kdskills_register_operations(register: Register[Operation]) -> None:
     """Add operations to the table every door serves: ``register(operation.name, operation)``.
 
@@ -120,7 +129,8 @@ def kdskills_hide_skills(agent: str, skills: Sequence[Skill]) -> Mapping[str, st
     """Return {full id: reason} to hide from this consumer.
 
     Plugins can hide, never reveal: the union of all answers is refused with `plugin_denied`, so their order does not
-    matter.
+    matter. The answer holds whoever the agent works for: what depends on the user is for `kdskills_deny`, whose request has
+    the user, or for the rules of a group.
     """
 
 
@@ -142,6 +152,16 @@ def kdskills_deny(request: AccessRequest) -> Denial | None:
 @hookspec(firstresult=True)
 def kdskills_source_key(source: Mapping[str, Any]) -> str | None:
     """Return the key under which a source row is merged, or None for the usual one. First answer wins."""
+
+
+@hookspec(firstresult=True)
+def kdskills_resolve_source(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return a row of sources in a fuller form, such as with the title and URL of its DOI, or None for no opinion.
+
+    First answer wins. Called where the setting `resolve_sources` is on, in a thread, before a skill's rows get their
+    numbers; the `sid` of the row stays. All rows of a skill have five seconds together, and no more than 200 are asked
+    about; answers are remembered. A row that is not resolved stays as written, with the diagnostic `source_unresolved`.
+    """
 
 
 @hookspec

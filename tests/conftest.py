@@ -139,6 +139,14 @@ def codex_binary() -> Path | None:
     return Path(found) if found else None
 
 
+@pytest.fixture
+def codex_program() -> Path:
+    """The Codex launcher; tests that ask for it are marked `needs("codex")`."""
+    binary = codex_binary()
+    assert binary is not None
+    return binary
+
+
 def _codex() -> str | None:
     binary = codex_binary()
     if binary is None:
@@ -163,6 +171,23 @@ def _conformance() -> str | None:
     env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
     asked = subprocess.run([folder / "conformance", "--version"], capture_output=True, text=True, check=False, env=env)
     return None if asked.returncode == 0 else f"the conformance tool does not start: {asked.stderr.strip()[-300:]}"
+
+
+def skills_client() -> Path | None:
+    """Return the folder with npm's `skills` client and its node, which `.ci/skills-client` installed."""
+    folder = (
+        Path(os.environ.get("KDSKILLS_SKILLS_CLIENT_DIR") or "/tmp/kdskills-skills-client") / "node_modules" / ".bin"
+    )
+    return folder if (folder / "skills").exists() else None
+
+
+def _skills_client() -> str | None:
+    folder = skills_client()
+    if folder is None:
+        return "npm's skills client is not installed: .ci/skills-client does it"
+    env = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}", "DO_NOT_TRACK": "1"}
+    asked = subprocess.run([folder / "skills", "--version"], capture_output=True, text=True, check=False, env=env)
+    return None if asked.returncode == 0 else f"the skills client does not start: {asked.stderr.strip()[-300:]}"
 
 
 def nats_server() -> Path | None:
@@ -193,6 +218,7 @@ PROBES = {
     "index": _index,
     "nats": _nats,
     "mcp-conformance": _conformance,
+    "skills-client": _skills_client,
     "codex": _codex,
     "postgres": _postgres,
     "bubblewrap": _bubblewrap,
@@ -218,6 +244,7 @@ BROUGHT_BY = {
     "postgres": ".ci/services",
     "codex": ".ci/codex",
     "mcp-conformance": ".ci/mcp-conformance",
+    "skills-client": ".ci/skills-client",
     "srt": ".ci/srt",
     "llama": ".ci/real-model",
 }
@@ -241,8 +268,10 @@ class SkipReport:
         self._reasons: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note a test that was skipped."""
+        """Note a test that was skipped; name one that failed at once, as a whole run takes long."""
         self._note(report)
+        if report.failed:
+            sys.stdout.write(f"\nFAILS {report.nodeid} ({report.when})\n")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note a whole file that was skipped."""
@@ -284,7 +313,12 @@ def _required() -> set[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count what is skipped in the process that prints the summary: workers report to it."""
+    """Count what is skipped in the process that prints the summary: workers report to it.
+
+    A shell hands on to what it runs in the background that Ctrl-C is ignored; programs of tests must hear it all the same.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkipReport(strict="all" in _required()), "kdskills-skips")
 

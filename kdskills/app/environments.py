@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 from packaging.utils import canonicalize_name
 
+from kdskills.bundle.lock_file import lock_of
 from kdskills.environments.advisories import PackageVersion
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.lock import node_digest, read_lock, stale_reason
-from kdskills.environments.model import LOCK_NAME, EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
+from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
 from kdskills.environments.needs import NODE_SUFFIXES, spec_of
 from kdskills.environments.node import fill_tree, lock_missing, locked_packages, named_packages
 from kdskills.environments.resolve import PackageIndex, indexes_of, platform_name, resolve
@@ -209,11 +210,6 @@ def package_versions(locked: LockedEnvironment, node: NodeSpec | None) -> Iterat
         yield PackageVersion("PyPI", package.name, package.version)
     for name, version in [] if node is None else named_packages(node):
         yield PackageVersion("npm", name, version)
-
-
-def lock_of(root: Path) -> Path:
-    """Return the lock file of the bundle in *root*."""
-    return root / LOCK_NAME
 
 
 def declared(skill: Skill, report: SkillScripts | None = None) -> Iterator[tuple[str, EnvironmentSpec | KdskillsError]]:

@@ -22,10 +22,10 @@ from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Filter, HookAnswers, Registers, collect, make_part, plugin_manager
 from kdskills.app.settings import Settings
-from kdskills.app.wiring import HostWiring, Storage
+from kdskills.app.wiring import HostWiring, Storage, skills_judge
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import PythonPolicy
-from kdskills.errors import BadRequest, KdskillsError, StrPath
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, StrPath
 from kdskills.projects.views import ProjectSkills, descriptor_mark
 from kdskills.turn import SkillsSubsystem
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kdskills.app.operations import Operation
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.conversation import Conversations
-    from kdskills.app.publication import Publication, PublishedEntry
+    from kdskills.app.publication import Publication, PublicFile, PublicSkill, PublishedEntry
     from kdskills.app.tokens import Tokens
     from kdskills.app.upkeep import Readiness, Upkeep
     from kdskills.app.work import WorkService
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from kdskills.search import EmbedderGuard
     from kdskills.session import SessionStore
     from kdskills.skills import SkillRoot
+    from kdskills.supply.verification import TrustJudge
 
 _LOG = logging.getLogger("kdskills.service")
 
@@ -77,6 +78,7 @@ class Host(OperationCalls):
         self._bundle_lock = threading.Lock()
         self._parts_lock = threading.Lock()
         self._bundle_skills: tuple[tuple[int, ...], ProjectSkills] | None = None
+        self._public_skills: dict[tuple[str, ...], PublicSkill] = {}
 
     @cached_property
     def templates(self) -> jinja2.Environment:
@@ -186,12 +188,20 @@ class Host(OperationCalls):
             roots=(*self.answers.skill_roots(descriptor), *opened, *roots),
             filters=(self.answers.hide_skills, *filters),
             check=self.answers.check_skill,
+            judge=self.skills_judge(descriptor, None if bundle is None else bundle.root),
             environment=environment,
             source_key=self.answers.source_key,
+            source_resolver=self.wiring.source_resolver,
             embedder=embedder,
             hit_order=self.answers.hit_order,
             **options,
         )
+
+    def skills_judge(
+        self, descriptor: SkillsDescriptor, root: StrPath | None, *, always: bool = False
+    ) -> TrustJudge | None:
+        """Return what holds the skills of a bundle in *root* to lock and signatures; None where nothing asks for it."""
+        return skills_judge(self.settings, descriptor, root, always=always)
 
     @cached_property
     def operations(self) -> Mapping[str, Operation]:
@@ -231,6 +241,24 @@ class Host(OperationCalls):
         view = skills.subsystem.view(identity.consumer, identity.held_tools)
         starter = "code" if identity.sees_all else identity.starter
         return Publication(view, cached_entries, starter=starter, deny=self.answers.deny)
+
+    def public_skills(self, subsystem: SkillsSubsystem) -> tuple[tuple[PublicSkill, ...], tuple[Diagnostic, ...]]:
+        """Return the skills of *subsystem* that anybody may fetch, and why others that are marked are not; blocks."""
+        from kdskills.app.publication import Publication
+        from kdskills.skills.refs import compile_rules
+
+        publication = Publication(subsystem.view(None), {}, deny=self.answers.deny)
+        return publication.public(compile_rules(subsystem.descriptor.public, bare="public"), self._public_skills)
+
+    async def public_file(self, project: str, name: str) -> PublicFile | None:
+        """Return a file of the site of *project*, its index or an artifact, or None where it has none of that name.
+
+        The caller closes its stream. Raises as `project_skills`, and FileRefused.
+        """
+        from kdskills.app.publication import public_file
+
+        skills = await self.project_skills(project)
+        return await asyncio.to_thread(lambda: public_file(self.public_skills(skills.subsystem)[0], name))
 
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project. Raises BundleError, and BadRequest, `no_bundle`, when it is not known."""

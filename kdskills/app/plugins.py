@@ -24,7 +24,9 @@ from kdskills.hooks import NAME, Register
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Operation
+    from kdskills.app.settings import Settings
     from kdskills.bundle import SkillsDescriptor
+    from kdskills.evals.grading import CheckFunction
     from kdskills.execution import ExecutorFactory
     from kdskills.models import ModelFactory
     from kdskills.search import EmbedderFactory, SearchHit
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from kdskills.session.approval import AccessRequest, Denial
     from kdskills.skills import Skill, SkillRoot
     from kdskills.solver import SolverTool
+    from kdskills.sources import SourceResolver
     from kdskills.turn.export import HitOrder
 
 
@@ -274,6 +277,18 @@ class HookAnswers:
         """Return the first plugin's merge key for a source row. Raises PluginFailed."""
         return self.first("kdskills_source_key", _instance_of(str), source=source)
 
+    def source_resolver(self, settings: Settings) -> SourceResolver | None:
+        """Return what asks plugins about rows of sources, or None where the setting is off or no plugin resolves."""
+        if not settings.resolve_sources or not self._calls("kdskills_resolve_source"):
+            return None
+        from kdskills.sources import SourceResolver
+
+        return SourceResolver(self.resolve_source)
+
+    def resolve_source(self, row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the first plugin's fuller form of a source row. Raises PluginFailed."""
+        return self.first("kdskills_resolve_source", _instance_of(Mapping), row=row)
+
     def turn_started(self, turn: Any) -> None:
         """Tell plugins that *turn* became active. Raises PluginFailed when all have been told."""
         self.tell("kdskills_turn_started", turn=turn)
@@ -345,6 +360,7 @@ class Registers:
     embedders: Register[EmbedderFactory]
     tools: Register[SolverTool]
     interpreters: Register[Sequence[str]]
+    checks: Register[CheckFunction]
     operations: Register[Operation]
 
 
@@ -357,6 +373,7 @@ def collect(pm: PluginManager) -> Registers:
         Register("embedder", _no_factory),
         Register("tool", _no_tool),
         Register("interpreter", _no_interpreter),
+        Register("check", _no_check),
         OperationRegister("operation", _no_operation),
     )
     answers = HookAnswers(pm)
@@ -389,6 +406,20 @@ def _no_interpreter(name: str, entry: object) -> str | None:
     try:
         merged_interpreters({name: entry})
     except BadRequest as error:
+        return error.message
+    return None
+
+
+def _no_check(name: str, entry: object) -> str | None:
+    from kdskills.evals.grading import CHECKS, arguments_of
+
+    if name in CHECKS:
+        return "a shipped check has this name"
+    if not inspect.isroutine(entry):
+        return f"{shortened(entry)} is no function"
+    try:
+        arguments_of(entry)
+    except PluginInvalid as error:
         return error.message
     return None
 

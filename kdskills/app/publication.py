@@ -10,11 +10,14 @@ import hashlib
 import json
 import mimetypes
 import re
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from tempfile import SpooledTemporaryFile
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 from urllib.parse import quote
 
 from kdskills.errors import BadRequest, Diagnostic, FileRefused, NotFound, PluginFailed, RootChanged, RootMissing
@@ -22,15 +25,20 @@ from kdskills.execution import SkillMount
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.stage import stage_skill
 from kdskills.session.approval import AccessKind, AccessRequest, Deny, denial_of
+from kdskills.skills.archives import EXECUTABLE, ArchiveRefused
+from kdskills.skills.fields import name_problem
 from kdskills.skills.findings import FileFindings
+from kdskills.skills.folder import shown_digest
 from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.model import render_body
-from kdskills.skills.safe_open import read_file, walk_tree
+from kdskills.skills.safe_open import TreeFile, read_file, rows_digest, walk_tree
 from kdskills.skills.selection import By, Granted, refuse_by
 from kdskills.skills.yaml_core import to_python
+from kdskills.supply.index import INDEX_FILE, MAX_DESCRIPTION, SiteEntry, artifact_url, write_artifact, write_index
 
 if TYPE_CHECKING:
     from kdskills.skills import Skill
+    from kdskills.skills.refs import RuleMatcher
     from kdskills.turn import SkillView
 
 MAX_FILES: Final = 512
@@ -91,6 +99,68 @@ class Unpublishable(Exception):  # internal to this module: every one becomes a 
     """Why a skill is not published."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublicSkill:
+    """A skill that anybody may fetch: its entry in the index, and the folder its artifact is made of, with these files."""
+
+    entry: SiteEntry
+    full_id: str
+    folder: Path
+    paths: tuple[str, ...]
+
+
+class PublicArtifact(NamedTuple):
+    """The artifact of a skill, in a file without a name that stands at its beginning; `entry` has no description yet."""
+
+    stream: BinaryIO
+    size: int
+    entry: SiteEntry
+    files: tuple[TreeFile, ...]
+
+    @classmethod
+    def make(cls, name: str, folder: Path) -> PublicArtifact:
+        """Make the artifact of the skill *name* in *folder*; the caller closes its stream. Raises as `write_artifact`."""
+        with ExitStack() as stack:
+            stream: Any = stack.enter_context(SpooledTemporaryFile(MAX_BYTES // 16))
+            kind, files = write_artifact(folder, stream)
+            size = stream.tell()
+            stream.seek(0)
+            digest = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+            stream.seek(0)
+            stack.pop_all()
+        return cls(stream, size, SiteEntry(name, "", kind, artifact_url(name, kind, digest), digest), files)
+
+
+class PublicFile(NamedTuple):
+    """A file of a site: its bytes from where the stream stands, how many they are, and the digest over them."""
+
+    stream: BinaryIO
+    size: int
+    digest: str
+    media_type: str
+    lasting: bool
+    """Whether other bytes would have another name."""
+
+
+def public_file(skills: Sequence[PublicSkill], name: str) -> PublicFile | None:
+    """Return the index of *skills* or one of their artifacts; None for any other name, and without skills. Blocks.
+
+    The caller closes its stream. Raises as `write_artifact`.
+    """
+    if skills and name == INDEX_FILE:
+        data = write_index(skill.entry for skill in skills)
+        return PublicFile(BytesIO(data), len(data), _digest(data), "application/json", lasting=False)
+    skill = next((skill for skill in skills if skill.entry.url == name), None)
+    if skill is None:
+        return None
+    artifact = PublicArtifact.make(skill.entry.name, skill.folder)
+    if artifact.entry.url != name:  # its files have changed since
+        artifact.stream.close()
+        return None
+    media_type = "application/zip" if artifact.entry.kind == "archive" else "text/markdown; charset=utf-8"
+    return PublicFile(artifact.stream, artifact.size, skill.entry.digest or "", media_type, lasting=True)
+
+
 @dataclass(frozen=True)
 class Publication:
     """What one consumer's view publishes. Cheap to make; entries are kept by the digest of their tree.
@@ -121,6 +191,61 @@ class Publication:
                 notes.append(Diagnostic("mcp_unpublishable", "info", message, ref=skill.full_id))
         return tuple(sorted(entries, key=lambda entry: entry.uri)), tuple(notes)
 
+    def public(
+        self, marks: RuleMatcher, public_skills: dict[tuple[str, ...], PublicSkill]
+    ) -> tuple[tuple[PublicSkill, ...], tuple[Diagnostic, ...]]:
+        """Return every skill of the view that *marks* name and anybody may fetch, by name, and why others of them are not.
+
+        What a policy plugin would not let be loaded or read is none of them. *public_skills* are those of earlier calls.
+        """
+        marked = [skill for skill in self.view.skills.values() if marks.match(skill.full_id) is not None]
+        counts = Counter(skill.id for skill in marked)
+        public: list[PublicSkill] = []
+        notes: list[Diagnostic] = []
+        for skill in marked:
+            try:
+                public.append(self._public_skill(skill, public_skills, alone=counts[skill.id] == 1))
+            except Unpublishable as reason:
+                message = f"{skill.full_id} is marked as public and is not published: {reason}."
+                notes.append(Diagnostic("not_published", "warning", message, ref=skill.full_id))
+        for rule in marks.unmatched(self.view.skills.keys()):
+            message = f"The rule {rule!r:.100} of `public` names no skill that anybody may use."
+            notes.append(Diagnostic("rule_matches_nothing", "warning", message, ref=rule))
+        return tuple(sorted(public, key=lambda skill: skill.entry.name)), tuple(notes)
+
+    def _public_skill(
+        self, skill: Skill, public_skills: dict[tuple[str, ...], PublicSkill], *, alone: bool
+    ) -> PublicSkill:
+        """Return a skill as it is published to anybody, where it is *alone* with its name. Raises Unpublishable."""
+        if not alone:
+            raise Unpublishable("another one that is public has its name")
+        if name_problem(skill.id) is not None or not 0 < len(skill.description) <= MAX_DESCRIPTION:
+            raise Unpublishable(f"its name or its description, of at most {MAX_DESCRIPTION} characters, fits no index")
+        tree = self._tree(skill)
+        assert skill.folder is not None
+        try:
+            # Digests of trees say nothing of execute bits, which archives have.
+            key = (skill.full_id, tree, *(item.path for item in walk_tree(skill.folder) if item.mode & EXECUTABLE))
+            public = public_skills.get(key)
+            if public is None:
+                _entry_of(skill, tree, skill.folder)
+                artifact = PublicArtifact.make(skill.id, skill.folder)
+                artifact.stream.close()
+                if rows_digest(file[:3] for file in artifact.files) != tree:
+                    raise Unpublishable("its files are being changed")
+                paths = tuple(file.path for file in artifact.files)
+                while len(public_skills) >= MAX_KEPT:
+                    public_skills.pop(next(iter(public_skills)), None)
+                public_skills[key] = public = PublicSkill(artifact.entry, skill.full_id, skill.folder, paths)
+            self._ask("load", skill.full_id, SKILL_FILE)
+            for path in public.paths:
+                self._ask("read", skill.full_id, path)
+        except NotFound:
+            raise Unpublishable("a policy plugin denies it") from None
+        except (FileRefused, ArchiveRefused) as error:
+            raise Unpublishable(error.message) from error
+        return replace(public, entry=replace(public.entry, description=skill.description))
+
     def get(self, uri: str) -> PublishedEntry:
         """Return the skill whose SKILL.md has this uri. Raises NotFound."""
         namespace, _, path = uri.removeprefix("skill://").partition("/")
@@ -142,19 +267,19 @@ class Publication:
         if file is None:
             raise NotFound(NOT_FOUND)
         # In a session only files of a loaded skill can be read: who may not load it may read none of them here, too.
-        self._ask("load", entry, SKILL_FILE)
+        self._ask("load", entry.full_id, SKILL_FILE)
         if file.path != SKILL_FILE:
-            self._ask("read", entry, file.path)
+            self._ask("read", entry.full_id, file.path)
         data = read_file(self._copy(entry.tree), file.path, limit=MAX_BYTES).data
         if _digest(data) != file.digest:
             raise RootChanged("the copy of a published skill was changed", id=entry.full_id)
         return file, data
 
-    def _ask(self, kind: AccessKind, entry: PublishedEntry, path: str) -> None:
+    def _ask(self, kind: AccessKind, full_id: str, path: str) -> None:
         """Ask the policy plugins. Raises NotFound when they refuse, or could not say, which is in the log."""
         if self.deny is None:
             return
-        request = AccessRequest(kind, self.view.consumer, "", entry.full_id, path, f"skills.{kind}")
+        request = AccessRequest(kind, self.view.consumer, "", full_id, path, f"skills.{kind}")
         try:
             denial = denial_of(self.deny, request)
         except PluginFailed as error:
@@ -209,7 +334,10 @@ class Publication:
     def _copy(self, tree: str) -> Path:
         return self.cache / "stage" / tree.removeprefix("sha256:")
 
-    def _entry(self, skill: Skill) -> PublishedEntry:
+    def _tree(self, skill: Skill, *, shown: bool = False) -> str:
+        """Return the digest of the files of a skill that others could use, or of those *shown* to models. Raises
+        Unpublishable.
+        """
         if skill.hidden:
             raise Unpublishable("it is hidden")
         if refuse_by(skill, self.starter) is not None:
@@ -222,7 +350,14 @@ class Publication:
         if skill.path.name != SKILL_FILE:
             raise Unpublishable(f"its file is not called {SKILL_FILE}")
         try:
-            tree = skill.tree_digest()
+            return shown_digest(skill) if shown else skill.tree_digest()
+        except FileRefused as error:
+            raise Unpublishable(error.message) from error
+
+    def _entry(self, skill: Skill) -> PublishedEntry:
+        tree = self._tree(skill, shown=True)
+        assert skill.folder is not None
+        try:
             cached = self.cached_entries.get((skill.full_id, tree))
             if cached is not None and self._copy(tree).is_dir():
                 return cached

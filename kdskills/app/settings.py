@@ -24,11 +24,13 @@ from pydantic_settings import (
 )
 
 from kdskills.app.identity import Scope
+from kdskills.bundle.descriptor import AuditPolicy, LockPolicy, SignaturePolicy, TrustPolicy
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
 from kdskills.execution.egress import checked_secret, host_rule, secret_header, secret_origin
 from kdskills.execution.protocol import E2bOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
+from kdskills.models import ModelPrice
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
 
@@ -42,18 +44,19 @@ FILE_ONLY = frozenset(
         "e2b_sandbox_url",
         "network",
         "network_secrets",
+        "trust",
     }
 )
 
 
 PREFIX = "KDSKILLS_"
 
-#: Variables that are no settings: of programs in a sandbox, of servers of skills, of this repository's tests and scripts.
+#: Variables that are no settings: of programs in a sandbox, of servers of skills, of clients, of this repository's tests and scripts.
 OTHER_VARIABLES = frozenset(
     {
         *("KDSKILLS_CANARY", "KDSKILLS_CHAOS", "KDSKILLS_CODEX_DIR", "KDSKILLS_CONFORMANCE_LEAK", "KDSKILLS_MCP_DIR"),
         *("KDSKILLS_REQUIRE", "KDSKILLS_RUN", "KDSKILLS_SECOND_CHANCE", "KDSKILLS_SERVICES_DIR", "KDSKILLS_SKILL_DIR"),
-        *("KDSKILLS_TEST_WORKERS", "KDSKILLS_TURN_DIR"),
+        *("KDSKILLS_SKILLS_CLIENT_DIR", "KDSKILLS_TEST_WORKERS", "KDSKILLS_TOKEN", "KDSKILLS_TURN_DIR"),
     }
 )
 #: Beginnings of variables whose ends are up to the operator.
@@ -127,6 +130,33 @@ class BusSettings(BaseModel):
     max_deliver: int = Field(default=100, ge=1, description="How often a command is delivered before it is given up.")
 
 
+class TrustSettings(BaseModel):
+    """What is asked of every skill on this machine; a bundle's descriptor may only ask for more."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lock: LockPolicy = Field(
+        default="off",
+        description="Skills that differ from `kdskills.lock` or are not in it: `off`, `warn` tells, `enforce` refuses them.",
+    )
+    signatures: SignaturePolicy = Field(
+        default="off",
+        description="Skills without a valid signature of somebody trusted: `off`, `warn` tells, `require` refuses them.",
+    )
+    signers: tuple[str, ...] = Field(
+        default=(), description="Names of the anchors that may sign; empty means any of `kdskills trust list`."
+    )
+    audit: AuditPolicy = Field(
+        default="off",
+        description="Findings of the audit in skills that are added or uploaded: `off`, `warn` tells, `block-high` refuses.",
+    )
+
+    @property
+    def policy(self) -> TrustPolicy:
+        """The settings as the policy that descriptors state."""
+        return TrustPolicy(**dict(self))
+
+
 ProfileName = Literal["documents", "data", "web", "node"]
 
 
@@ -192,6 +222,11 @@ class Settings(BaseSettings):
         description="Headers that are put into requests of a skill's programs outside the sandbox, by its namespace or full id and "
         'by host, such as `{"public.fetch" = {"api.example.net" = {Authorization = "Bearer …"}}}`; settings files only.',
     )
+    prices: dict[str, ModelPrice] = Field(
+        default_factory=dict,
+        description="What models cost, in US dollars for a million tokens, such as "
+        '`{"openai:mine" = {input = 0.5, output = 2, cache_read = 0.1}}`; beside them, shipped prices of OpenAI and Anthropic hold.',
+    )
     network_connections: int = Field(
         default=16, ge=1, le=256, description="Connections to granted hosts that a program has at one time."
     )
@@ -223,6 +258,10 @@ class Settings(BaseSettings):
         default=None,
         description="What makes vectors of skills and questions, so that searches go by meaning, too, such as "
         "`openai:text-embedding-3-small` or `ollama:NAME`; empty means words only, and no text is sent anywhere.",
+    )
+    resolve_sources: bool = Field(
+        default=False,
+        description="Whether plugins may complete rows of sources, such as those with a DOI; they may ask a network for it.",
     )
     index_dir: Path | None = Field(
         default=None, description="Folder of the persisted skill index; empty means the user cache."
@@ -297,6 +336,9 @@ class Settings(BaseSettings):
     pulse_s: float = Field(default=15.0, gt=0, description="Seconds between two measurements of how the work stands.")
     skill_roots: tuple[str, ...] = Field(
         default=(), description="Further skill roots by URI, such as `mcp+https://host/mcp#label`; plugins open them."
+    )
+    trust: TrustSettings = Field(
+        default_factory=TrustSettings, description="What is asked of skills: locks and signatures; settings files only."
     )
     plugins_blocked: tuple[str, ...] = Field(default=(), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")

@@ -9,21 +9,51 @@ from typing import TYPE_CHECKING
 
 from kdskills.app.identity import LOCAL
 from kdskills.app.plugins import HookAnswers, Registers, make_part
-from kdskills.app.settings import Settings
-from kdskills.bundle import Bundle, load_bundle
+from kdskills.app.settings import Settings, TrustSettings
+from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
+from kdskills.bundle.descriptor import TrustPolicy
+from kdskills.errors import StrPath, path_argument
 from kdskills.projects.views import Build, ProjectViews
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kdskills.app.tokens import Tokens
     from kdskills.environments.scripts import ScriptPackages
+    from kdskills.errors import Diagnostic
+    from kdskills.evals.grading import CheckTable
     from kdskills.execution import Executor
     from kdskills.models import ModelProvider
     from kdskills.projects.service import Projects
     from kdskills.solver import SolverTool
     from kdskills.storage.database import Database
+    from kdskills.supply.verification import TrustJudge
     from kdskills.turn import SkillsSubsystem
 
 _LOG = logging.getLogger("kdskills.execution")
+
+
+def skills_judge(
+    settings: Settings, descriptor: SkillsDescriptor, root: StrPath | None, *, always: bool = False
+) -> TrustJudge | None:
+    """Return what holds skills to the lock and to signatures as settings and descriptor ask for, or None where neither does."""
+    usual = settings.trust.policy
+    if not (always or usual.judges or descriptor.trust):
+        return None
+    from kdskills.skills.index import IndexStore
+    from kdskills.supply.verification import judge_of
+
+    cache = IndexStore(settings.index_dir or "default").folder
+    folder = None if root is None else path_argument(root, "root")
+    return judge_of(descriptor, folder, settings.state_dir, usual=usual, cache=cache, always=always)
+
+
+def policy_judge(descriptor: SkillsDescriptor, bundle_root: StrPath | None) -> TrustJudge | None:
+    """Return what keeps a descriptor's own policy without a Host; entry point `default` of `kdskills.trust`."""
+    settings = Settings.load(trust=TrustSettings())
+    return skills_judge(
+        settings, descriptor, None if bundle_root is None else path_argument(bundle_root, "bundle_root")
+    )
 
 
 class HostWiring:
@@ -42,15 +72,25 @@ class HostWiring:
         self._reaped: set[str] = set()
         self.interpreters: Mapping[str, Sequence[str]] = dict(registers.interpreters.items())
         self.tools: Sequence[SolverTool] = tuple(tool for _, tool in registers.tools.items())
+        self._plugin_checks = registers.checks
         self.subsystem = subsystem
         self.deny, self.source_key = answers.deny, answers.source_key
+        self.source_resolver = answers.source_resolver(settings)
         self.turn_started, self.turn_finished = answers.turn_started, answers.turn_finished
+
+    @cached_property
+    def checks(self) -> CheckTable:
+        """What outcomes of evaluations can be checked for, by name: shipped checks and those of plugins."""
+        from kdskills.evals.grading import CHECKS
+
+        return {**CHECKS, **dict(self._plugin_checks.items())}
 
     def packages(self, subsystem: SkillsSubsystem) -> ScriptPackages | None:
         """Return which built packages the scripts of *subsystem* get, by the lock of its bundle; None where the setting is `off`."""
         if self._settings.environments == "off":
             return None
-        from kdskills.app.environments import Environments, lock_of
+        from kdskills.app.environments import Environments
+        from kdskills.bundle.lock_file import lock_of
         from kdskills.environments.scripts import ScriptPackages
 
         root, environments = subsystem.bundle_root, Environments(self._settings)
@@ -134,7 +174,15 @@ class Storage:
             ProjectViews(self._build, load_bundle),
             bundle_of=lambda project: settings.bundle if project == LOCAL.project else None,
             blobs=None if settings.artifacts is None else open_blobs(settings.artifacts),
+            gate=self._gate,
         )
+
+    def _gate(self, terms: SkillsDescriptor | None, folder: Path) -> tuple[Diagnostic, ...]:
+        """Audit an upload, as the settings or the terms of its project's bundle ask, whichever is stricter."""
+        from kdskills.supply.audit import judge_folder
+
+        asked = TrustPolicy(audit="block-high") if terms is None else terms.guarded_policy("public", None)
+        return judge_folder(folder, self._settings.trust.policy.stricter(asked).audit)
 
     @cached_property
     def tokens(self) -> Tokens:

@@ -44,6 +44,7 @@ from kdskills.jobs.model import (
 )
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
+from kdskills.skills.folder import shown_digest
 from kdskills.skills.private_files import open_private
 from kdskills.storage.database import utc_now
 from kdskills.storage.folder import state_folder
@@ -90,7 +91,7 @@ def _mounts(skills: tuple[Skill, ...], *, shared: bool) -> tuple[SkillMount, ...
     for skill in skills:
         if skill.folder is None:
             continue
-        mount = SkillMount(skill.full_id, skill.folder, _digest(skill))
+        mount = SkillMount(skill.full_id, skill.folder, _digest(skill, shown=True))
         mounts.append(mount if shared else SkillMount(mount.id, stage_skill(mount, cache_dir()), mount.tree))
     return tuple(mounts)
 
@@ -101,9 +102,9 @@ def _uploaded(skills: tuple[Skill, ...]) -> dict[str, str]:
     return {folder.name: f"sha256:{folder.parent.name}" for folder in folders}
 
 
-def _digest(skill: Skill) -> str:
+def _digest(skill: Skill, *, shown: bool = False) -> str:
     try:
-        return skill.tree_digest()
+        return shown_digest(skill) if shown else skill.tree_digest()
     except FileRefused as error:
         message = f"the files of skill {skill.full_id} cannot be read: {error.message}"
         raise Conflict(message, code="skill_changed") from error
@@ -383,8 +384,7 @@ class WorkService:
         mounts = await asyncio.to_thread(_mounts, answer.closure, shared=shared)
         packages = self.wiring.packages(skills.subsystem)
         environment = None if packages is None else await asyncio.to_thread(packages.of_skills, answer.closure)
-        tree = next((mount.tree for mount in mounts if mount.id == skill.full_id), None)
-        tree = tree or await asyncio.to_thread(_digest, skill)
+        tree = await asyncio.to_thread(_digest, skill)
         output_bytes = self.limits.result_bytes
         network = granted(self.settings.network, (answer.full_id,))
         placement = Placement(

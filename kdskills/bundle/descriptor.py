@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, get_args
 
-from kdskills.errors import DescriptorError, Diagnostic, StrPath, path_argument
+from kdskills.errors import DescriptorError, Diagnostic, Severity, StrPath, path_argument
+from kdskills.skills.model import RootKind
 from kdskills.skills.refs import is_number
 from kdskills.skills.safe_open import is_folder
 from kdskills.skills.selection import EMPTY, CatalogMode, ImportPolicy, Rules
@@ -21,8 +22,17 @@ from kdskills.skills.tool_names import AllowedToolsMode
 IMPORT_POLICIES: tuple[ImportPolicy, ...] = get_args(ImportPolicy)  # loosest first
 CATALOG_MODES: tuple[CatalogMode, ...] = get_args(CatalogMode)
 ALLOWED_TOOLS_MODES: tuple[AllowedToolsMode, ...] = get_args(AllowedToolsMode)
-UPPER = {name: name.upper() for name in ("custom_skills_root", "agents_config", "allowed_tools", "consumers")}
+LockPolicy = Literal["off", "warn", "enforce"]
+SignaturePolicy = Literal["off", "warn", "require"]
+AuditPolicy = Literal["off", "warn", "block-high"]
+UPPER = {
+    name: name.upper()
+    for name in ("custom_skills_root", "agents_config", "allowed_tools", "consumers", "trust", "public", "check")
+}
+CHECK_KEYS: Final = ("select", "ignore")
 EVERYONE = "*"
+GROUP: Final = "@"
+"""Begins the name of a group of users among consumers."""
 DECISION: Final = "solver.react.decision"
 """Consumer of the shipped solver that decides each step and answers."""
 CODEGEN: Final = "solver.codegen"
@@ -195,6 +205,86 @@ class AgentRules(Terms):
         return AgentRules(enabled=self.enabled, disabled=disabled, imports=self.imports, catalog=self.catalog)
 
 
+class TrustPolicy(Terms):
+    """What is asked of skills before anybody may use them.
+
+    Attributes:
+        lock: What a skill is that differs from `kdskills.lock`, or is not in it: unnoticed, told, or refused.
+        signatures: Likewise of a skill whose signature is missing, not of its files, or of nobody who is trusted.
+        signers: Names of the operator's anchors that may sign; `()` means any of them, False nobody.
+        audit: What findings of the audit do to a skill that is added or uploaded: nothing, are told, or high ones refuse it.
+
+    Raises:
+        DescriptorError: A key or value that is not understood.
+    """
+
+    lock: LockPolicy = "off"
+    signatures: SignaturePolicy = "off"
+    signers: tuple[str, ...] | Literal[False] = ()
+    audit: AuditPolicy = "off"
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            lock: LockPolicy = "off",
+            signatures: SignaturePolicy = "off",
+            signers: Collection[str] | Literal[False] | None = (),
+            audit: AuditPolicy = "off",
+        ) -> None: ...
+
+    @classmethod
+    def _read(cls, value: object, prefix: str) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            message = f"a policy is a mapping, not {type(value).__name__}"
+            raise refuse("descriptor_type", prefix.rstrip(".") or "trust", message)
+        for key in value:
+            if key not in cls.__annotations__:
+                known_keys = ", ".join(cls.__annotations__)
+                raise refuse("descriptor_unknown_key", f"{prefix}{key}", f"not a key of a policy; known: {known_keys}")
+        fields: dict[str, Any] = {}
+        for key, levels in TRUST_LEVELS.items():
+            level = value.get(key, "off")
+            if level is False:  # as YAML reads a bare `off`
+                level = "off"
+            if not isinstance(level, str) or level not in levels:
+                raise refuse("descriptor_type", f"{prefix}{key}", f"one of {', '.join(levels)}, not {level!r:.100}")
+            fields[key] = level
+        signers = value.get("signers")
+        names = () if signers is False else tuple(_entries(signers, f"{prefix}signers", "a list of names"))
+        if not all(isinstance(name, str) and name.strip() for name in names):
+            raise refuse("descriptor_type", f"{prefix}signers", "a signer is the name of an anchor")
+        fields["signers"] = False if signers is False else tuple(sorted(set(names)))
+        return fields
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the policy as JSON, defaults left out."""
+        levels = {key: getattr(self, key) for key in TRUST_LEVELS if getattr(self, key) != "off"}
+        if self.signers == ():
+            return levels
+        return levels | {"signers": False if self.signers is False else list(self.signers)}
+
+    @property
+    def judges(self) -> bool:
+        """Whether locks or signatures are looked at."""
+        return (self.lock, self.signatures) != ("off", "off")
+
+    def stricter(self, other: TrustPolicy) -> TrustPolicy:
+        """Return the policy that refuses what either of both does."""
+        levels: dict[str, Any] = {
+            key: max(getattr(self, key), getattr(other, key), key=order.index) for key, order in TRUST_LEVELS.items()
+        }
+        lists = [() if policy.signers is False else policy.signers for policy in (self, other) if policy.signers != ()]
+        names = set(lists[0]).intersection(*lists[1:]) if lists else set()
+        return TrustPolicy(**levels, signers=False if lists and not names else names)
+
+
+TRUST_LEVELS: Mapping[str, tuple[str, ...]] = MappingProxyType(  # loosest first
+    {"lock": get_args(LockPolicy), "signatures": get_args(SignaturePolicy), "audit": get_args(AuditPolicy)}
+)
+
+
 def rule_list(value: object, key: str) -> tuple[str, ...]:
     """Read a list of rules; a string is a list of one, None an empty one.
 
@@ -224,10 +314,16 @@ class SkillsDescriptor(Terms):
         version: 1.
         custom_skills_root: Folder of the bundle's skills. None: there is none, written as blank, null or false; or,
             with `root_omitted`, it is `skills/` below the bundle if that is there.
-        agents_config: Rules per consumer; `"*"` is a layer of denials over everybody.
+        agents_config: Rules per consumer; `"*"` is a layer of denials over everybody, `"@name"` holds for every consumer
+            that works for a user who has the role `name`.
         allowed_tools: What `allowed-tools` of skills does, by namespace, `"*"` for the others: `approve` (the default),
             `ask` or `restrict`.
         consumers: The agents the bundle has; `kdskills check` then knows a mistyped one. It decides nothing.
+        trust: What is asked of skills, by namespace; `"*"` holds for all, and the stricter counts.
+        public: Rules for skills that anybody may fetch once they are published; without any, nobody may. It grants nothing
+            else.
+        check: Codes of findings, or how they begin, that `kdskills check` tells of the bundle (`select`) and leaves out
+            (`ignore`). It decides nothing.
         bundle_root: Folder relative roots are joined to.
         allow_outside_bundle: Whether a relative root may leave the bundle.
         extra: Keys that are not known, kept.
@@ -241,6 +337,9 @@ class SkillsDescriptor(Terms):
     agents_config: Mapping[str, AgentRules] = EMPTY
     allowed_tools: Mapping[str, AllowedToolsMode] = EMPTY
     consumers: tuple[str, ...] = ()
+    trust: Mapping[str, TrustPolicy] = EMPTY
+    public: tuple[str, ...] = ()
+    check: Mapping[str, tuple[str, ...]] = EMPTY
     bundle_root: str | None = None
     allow_outside_bundle: bool = False
     extra: Mapping[str, Any] = EMPTY
@@ -255,6 +354,9 @@ class SkillsDescriptor(Terms):
             agents_config: Mapping[str, AgentRules | Mapping[str, object]] = EMPTY,
             allowed_tools: Mapping[str, AllowedToolsMode] = EMPTY,
             consumers: Collection[str] | None = (),
+            trust: Mapping[str, TrustPolicy | Mapping[str, object]] = EMPTY,
+            public: Collection[str] | None = (),
+            check: Mapping[str, Collection[str] | None] = EMPTY,
             bundle_root: StrPath | None = None,
             allow_outside_bundle: bool = False,
             extra: Mapping[str, object] = EMPTY,
@@ -273,6 +375,9 @@ class SkillsDescriptor(Terms):
             "agents_config": {name: rules.to_json() for name, rules in self.agents_config.items()},
             "allowed_tools": dict(sorted(self.allowed_tools.items())),
             "consumers": list(self.consumers),
+            "trust": {name: policy.to_json() for name, policy in sorted(self.trust.items())},
+            "public": list(self.public),
+            "check": {key: list(codes) for key, codes in self.check.items()},
             "bundle_root": self.bundle_root,
             "allow_outside_bundle": self.allow_outside_bundle,
             "extra": json.loads(json.dumps(dict(self.extra))),
@@ -318,27 +423,79 @@ class SkillsDescriptor(Terms):
         narrowed = {name: rules.denying(entries) for name, rules in config.items()}
         return SkillsDescriptor.from_json(self.to_json() | {"agents_config": narrowed})
 
-    def rules(self, consumer: str | None) -> Rules:
-        """Return what holds for *consumer*: its own rules under the denials for all.
+    @property
+    def groups(self) -> frozenset[str]:
+        """Names of the groups of users that rules are for, without their `@`."""
+        return frozenset(name.removeprefix(GROUP) for name in self.agents_config if is_group(name))
 
-        The key counts exactly as written. The stricter `imports` of the two layers holds, and `enabled: false` under
-        `"*"` denies everything, for neither may be lost.
+    def rules(
+        self, consumer: str | None, groups: Iterable[str] = (), further: Sequence[tuple[str, AgentRules]] = ()
+    ) -> Rules:
+        """Return what holds for *consumer*: its own rules under the denials for all, and those of the user it works for.
+
+        The key counts exactly as written. A denial of any layer holds, and so do the strictest `imports`; the allow-lists of
+        the consumer, of groups and of *further* rules are one list, of which nothing is left where any of them is `false`.
+        `enabled: false` under `"*"` denies everything.
+
+        Args:
+            consumer: Who asks; None is an anonymous consumer.
+            groups: The user's roles; those without rules mean nothing.
+            further: Rules that hold beside those of the descriptor, and where they stand.
         """
         everyone = self.agents_config.get(EVERYONE, AgentRules())
-        own = AgentRules() if consumer in {None, EVERYONE} else self.agents_config.get(str(consumer), AgentRules())
+        named = consumer is not None and consumer != EVERYONE and not is_group(consumer)
+        own = self.agents_config.get(str(consumer), AgentRules()) if named else AgentRules()
+        names = sorted(self.groups.intersection(groups))
+        layers = [(f"agents_config.{GROUP}{name}", self.agents_config[f"{GROUP}{name}"]) for name in names]
+        layers += further
+        lists = [own.enabled, *(rules.enabled for _, rules in layers)]
+        allowed = () if False in lists else tuple(dict.fromkeys(rule for each in lists for rule in each or ())) or None
+        allowing = [(f"agents_config.{consumer}", own), *layers] if layers else []
         for_all = (EVERYONE,) if everyone.disabled is True or everyone.enabled is False else everyone.disabled
+        every = [own, *(rules for _, rules in layers), everyone]
         return Rules(
-            enabled=() if own.enabled is False else own.enabled or None,
-            disabled=(EVERYONE,) if own.disabled is True else own.disabled,
+            enabled=allowed,
+            disabled=_denials(own),
             disabled_for_all=for_all,
-            imports=max(own.imports, everyone.imports, key=IMPORT_POLICIES.index),
+            imports=max((rules.imports for rules in every), key=IMPORT_POLICIES.index),
             consumer=consumer,
-            catalog=own.catalog or everyone.catalog,
+            catalog=next((rules.catalog for rules in every if rules.catalog), None),
+            layers=tuple((source, _denials(rules)) for source, rules in layers),
+            allow_sources=tuple(source for source, rules in allowing if rules.enabled != ()),
         )
 
-    def allowed_tools_mode(self, namespace: str) -> AllowedToolsMode:
-        """Return what `allowed-tools` does for skills of *namespace*."""
-        return self.allowed_tools.get(namespace, self.allowed_tools.get(EVERYONE, "approve"))
+    def allowed_tools_mode(self, namespace: str, layer: RootKind = "bundle") -> AllowedToolsMode:
+        """Return what `allowed-tools` does for skills of *namespace*; those of an overlay approve nothing unless it is named."""
+        usual = self.allowed_tools.get(EVERYONE, "approve")
+        return self.allowed_tools.get(namespace, "ask" if layer == "overlay" and usual == "approve" else usual)
+
+    def trust_policy(self, namespace: str) -> TrustPolicy:
+        """Return what is asked of skills of *namespace*."""
+        usual = self.trust.get(EVERYONE, TrustPolicy())
+        return usual.stricter(self.trust[namespace]) if namespace in self.trust else usual
+
+    def guarded_policy(self, namespace: str, skills: StrPath | None) -> TrustPolicy:
+        """Return what is asked of skills of *namespace*, so that a name mistyped under `trust` loosens nothing.
+
+        A policy for a namespace that has no folder in *skills* also holds for each that it resembles and that has none of
+        its own.
+        """
+        policy = self.trust_policy(namespace)
+        for name, terms in {} if namespace in self.trust else self.trust.items():
+            present = skills is not None and is_folder(path_argument(skills, "skills") / name)
+            if name != EVERYONE and not present and resembling(name, (namespace,)):
+                policy = policy.stricter(terms)
+        return policy
+
+    def unused_policies(self, namespaces: Collection[str]) -> list[Diagnostic]:
+        """Return a finding for each policy of a namespace that is not among *namespaces*: an error where it resembles one."""
+        findings = []
+        for name in sorted(self.trust.keys() - {EVERYONE, *namespaces}):
+            meant = resembling(name, sorted(namespaces))
+            message = f"no skill is of the namespace {name!r:.100}" + (f"; did you mean {meant!r}?" if meant else "")
+            severity: Severity = "error" if meant else "warning"
+            findings.append(Diagnostic("trust_namespace_unknown", severity, message, ref=f"trust.{name}"))
+        return findings
 
     def resolve_root(self, bundle_root: StrPath | None = None) -> Path | None:
         """Return the custom root on this host, or None when there is none.
@@ -372,6 +529,15 @@ class SkillsDescriptor(Terms):
         return folder
 
 
+def is_group(name: str) -> bool:
+    """Whether a key of `agents_config` names a group of users."""
+    return name.startswith(GROUP)
+
+
+def _denials(rules: AgentRules) -> tuple[str, ...]:
+    return (EVERYONE,) if rules.disabled is True else rules.disabled
+
+
 def lies_inside(path: Path, base: Path) -> bool:
     """Whether *path* stays below *base* once links and `..` are followed, part by part."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(base))
@@ -386,6 +552,8 @@ def _fields(value: object) -> dict[str, Any]:
     for key, entry in value.items():
         if not isinstance(key, str):
             raise refuse("descriptor_type", str(key), "keys are text")
+        if key == "$schema":  # by which editors find the schema of JSON
+            continue
         name = _FIELD_OF.get(key, key)
         if name not in _READ:
             suggestion = resembling(name, _READ)
@@ -437,6 +605,8 @@ def _agents(value: object, name: str) -> Mapping[str, AgentRules]:
             raise refuse("descriptor_type", key, "a consumer is a name")
         if EVERYONE in consumer and consumer != EVERYONE:
             raise refuse("descriptor_consumer_pattern", key, 'consumers match exactly; only "*" stands for all')
+        if is_group(consumer) and (consumer == GROUP or consumer[1:] != consumer[1:].strip()):
+            raise refuse("descriptor_type", key, f"a group is {GROUP} and the name of a role, without blanks around it")
         agents[consumer] = AgentRules.from_json(rules, f"{key}.")
     return MappingProxyType(agents)
 
@@ -458,6 +628,15 @@ def _allowed_tools(value: object, key: str) -> Mapping[str, AllowedToolsMode]:
     return MappingProxyType(modes)
 
 
+def _trust(value: object, key: str) -> Mapping[str, TrustPolicy]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", key, f"policies by namespace, not {type(value).__name__}")
+    for namespace in value:
+        if not isinstance(namespace, str) or not namespace or (EVERYONE in namespace and namespace != EVERYONE):
+            raise refuse("descriptor_type", key, f'a namespace is a name, or "*" for all, not {namespace!r:.100}')
+    return MappingProxyType({name: TrustPolicy.from_json(terms, f"{key}.{name}.") for name, terms in value.items()})
+
+
 def _consumers(value: object, key: str) -> tuple[str, ...]:
     names = _entries(value, key, "a list of names")
     for name in names:
@@ -465,7 +644,22 @@ def _consumers(value: object, key: str) -> tuple[str, ...]:
             raise refuse("descriptor_type", key, f"a consumer is a name, not {name!r:.100}")
         if EVERYONE in name:
             raise refuse("descriptor_consumer_pattern", key, "consumers are listed by their names, without '*'")
+        if is_group(name):
+            raise refuse("descriptor_type", key, f"{name!r:.100} names a group of users, and consumers are agents")
     return tuple(sorted({str(name) for name in names}))
+
+
+def _check(value: object, name: str) -> Mapping[str, tuple[str, ...]]:
+    if not isinstance(value, Mapping):
+        raise refuse("descriptor_type", name, f"`select` and `ignore`, not {type(value).__name__}")
+    lists = {}
+    for key, codes in value.items():
+        if key not in CHECK_KEYS:
+            raise refuse("descriptor_unknown_key", f"{name}.{key!s:.100}", f"known: {', '.join(CHECK_KEYS)}")
+        lists[key] = tuple(_entries(codes, f"{name}.{key}", "a list of codes"))
+        if not all(isinstance(code, str) and code.strip() for code in lists[key]):
+            raise refuse("descriptor_type", f"{name}.{key}", "a code of a finding is text")
+    return MappingProxyType({key: lists[key] for key in sorted(lists) if lists[key]})
 
 
 def _extra(value: object, name: str) -> Mapping[str, Any]:
@@ -496,6 +690,9 @@ _READ = MappingProxyType(
         "agents_config": _agents,
         "allowed_tools": _allowed_tools,
         "consumers": _consumers,
+        "trust": _trust,
+        "public": rule_list,
+        "check": _check,
         "bundle_root": _folder,
         "allow_outside_bundle": _flag,
         "extra": _extra,

@@ -15,7 +15,19 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, Literal, NoReturn, get_args
 
-from kdskills.bundle.descriptor import UPPER, SkillsDescriptor, lies_inside, refuse, resembling
+from kdskills.bundle.descriptor import (
+    ALLOWED_TOOLS_MODES,
+    CATALOG_MODES,
+    CHECK_KEYS,
+    EVERYONE,
+    IMPORT_POLICIES,
+    TRUST_LEVELS,
+    UPPER,
+    SkillsDescriptor,
+    lies_inside,
+    refuse,
+    resembling,
+)
 from kdskills.errors import BundleError, DescriptorError, Diagnostic, FileRefused, StrPath, path_argument
 from kdskills.skills.safe_open import is_folder, read_file
 from kdskills.skills.yaml_core import YamlLimits, YamlRefused, load_yaml, to_python
@@ -341,3 +353,54 @@ def _value(node: ast.expr, path: Path, depth: int = 0) -> Any:
 
 
 _MAKERS: Final[Mapping[type[ast.expr], Callable[[list[Any]], Any]]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
+
+
+def descriptor_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a descriptor in YAML or JSON; what it refuses, `load_bundle` refuses, too."""
+    text: dict[str, Any] = {"type": "string"}
+    texts = {"anyOf": [text, {"type": "array", "items": text}, {"type": "null"}]}
+    listed = texts | {"description": "Full ids, bare ids or patterns such as `acme.*`; one as text, or a list."}
+    rules = {
+        "enabled": {
+            "anyOf": [listed, {"type": "boolean"}],
+            "description": "Only what matches may be used; false: nothing.",
+        },
+        "disabled": {"anyOf": [listed, {"type": "boolean"}], "description": "What matches may not be used; true: all."},
+        "imports": {"enum": list(IMPORT_POLICIES), "description": "How imports are decided."},
+        "catalog": {"enum": [*CATALOG_MODES, None], "description": "What catalogs that do not fit list."},
+    }
+    policy: dict[str, Any] = {key: {"enum": [*levels, False]} for key, levels in TRUST_LEVELS.items()}
+    policy["signers"] = {"anyOf": [texts, {"const": False}], "description": "Names of anchors that may sign."}
+
+    def closed(properties: Mapping[str, Any]) -> dict[str, Any]:
+        return {"type": "object", "properties": dict(properties), "additionalProperties": False}
+
+    keys: dict[str, Any] = {
+        "custom_skills_root": {
+            "anyOf": [text, {"const": False}, {"type": "null"}],
+            "description": "Folder of the skills.",
+        },
+        "agents_config": {
+            "type": "object",
+            "additionalProperties": closed(rules),
+            "propertyNames": {"anyOf": [{"const": EVERYONE}, {"pattern": r"^[^*]*[^*\s][^*]*$"}]},
+            "description": 'Rules by consumer; "*" denies to everybody, "@role" holds for users who have the role.',
+        },
+        "allowed_tools": {
+            "type": "object",
+            "additionalProperties": {"enum": list(ALLOWED_TOOLS_MODES)},
+            "description": 'What `allowed-tools` of skills does, by namespace; "*": all others.',
+        },
+        "trust": {
+            "type": "object",
+            "additionalProperties": closed(policy),
+            "description": 'What is asked of skills, by namespace; "*": all.',
+        },
+        "consumers": texts | {"description": "The agents the bundle has."},
+        "public": listed | {"description": "Skills that anybody may fetch."},
+        "check": closed(dict.fromkeys(CHECK_KEYS, texts))
+        | {"description": "Codes of findings that are told, or left out."},
+    }
+    keys |= {UPPER[name]: schema for name, schema in keys.items()}
+    keys |= {"version": {"const": 1}, "extra": {"type": "object"}}
+    return {"title": "Descriptor of a bundle of skills", "type": "object", "properties": keys}

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
-import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +22,11 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 
+from kdskills.bundle.lock_file import LockFileInvalid, read_entries, table_text, write_text
 from kdskills.environments.codes import EnvironmentFailed
 from kdskills.environments.model import EnvironmentSpec, LockedEnvironment, LockedPackage, NodeSpec
-from kdskills.errors import FileRefused, MissingExtra
-from kdskills.skills.safe_open import read_file
+from kdskills.execution.dirs import locked
 
-MAX_LOCK: Final = 32 * 1024 * 1024
 TABLE: Final = "environment"
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -39,44 +36,23 @@ def read_lock(path: Path) -> dict[str, LockedEnvironment]:
 
     Raises EnvironmentFailed, `environment_lock_invalid`, for a file that is none, or an entry that could not be built.
     """
-    tables = _tables(path).get(TABLE, {})
-    if not isinstance(tables, dict):
-        raise _invalid(path, f"{TABLE} is no table")
-    try:
-        return {key: _environment(key, tables[key]) for key in sorted(tables)}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise _invalid(path, f"an entry of {TABLE} is not understood: {type(error).__name__}: {error}") from None
+    with _telling():
+        return read_entries(path, TABLE, _environment)
 
 
 def write_lock(path: Path, environments: Mapping[str, LockedEnvironment]) -> bool:
     """Write *environments* as all that the lock file has, and return whether it changed; other tables stay.
 
-    Raises EnvironmentFailed, `environment_lock_invalid`, for a file there that is none; MissingExtra without a writer.
+    Raises EnvironmentFailed, `environment_lock_invalid`, for a file there that is none.
     """
-    text = lock_text(path, environments)
-    with suppress(FileRefused):
-        if read_file(path.parent, path.name, limit=MAX_LOCK).data == text.encode():
-            return False
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with temporary.open("x", encoding="utf-8") as out:
-            out.write(text)
-        temporary.replace(path)
-    except BaseException:  # raised again: nothing half-written stays
-        temporary.unlink(missing_ok=True)
-        raise
-    return True
+    with locked(path.parent):
+        return write_text(path, lock_text(path, environments))
 
 
 def lock_text(path: Path, environments: Mapping[str, LockedEnvironment]) -> str:
     """Return what `write_lock` would write. Raises as it does."""
-    try:
-        import tomli_w
-    except ModuleNotFoundError as error:
-        raise MissingExtra("writing kdskills.lock", "environments") from error
-    tables = {name: value for name, value in _tables(path).items() if name != TABLE}
-    rows = {key: _row(environments[key]) for key in sorted(environments)}
-    return tomli_w.dumps({**tables, **({TABLE: rows} if rows else {})})
+    with _telling():
+        return table_text(path, TABLE, {key: _row(environment) for key, environment in environments.items()})
 
 
 def stale_reason(environment: LockedEnvironment, spec: EnvironmentSpec, *, exact: bool = True) -> str:
@@ -105,19 +81,6 @@ def node_digest(node: NodeSpec | None) -> str:
         return ""
     parts = (hashlib.sha256(part or b"").digest() for part in (node.manifest, node.lock))
     return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-def _tables(path: Path) -> dict[str, Any]:
-    try:
-        data = read_file(path.parent, path.name, limit=MAX_LOCK).data
-    except FileRefused as error:
-        if error.code == "file_missing":
-            return {}
-        raise _invalid(path, error.message) from None
-    try:
-        return tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, str(error)[:300]) from None
 
 
 def _row(environment: LockedEnvironment) -> dict[str, Any]:
@@ -166,6 +129,12 @@ def _package(row: dict[str, Any]) -> LockedPackage:
     return package
 
 
-def _invalid(path: Path, reason: str) -> EnvironmentFailed:
-    message = f"{path} is no lock file: {reason}"
-    return EnvironmentFailed(message, code="environment_lock_invalid", who="author", path=str(path))
+@contextmanager
+def _telling() -> Iterator[None]:
+    """Say under the code of environments that the file is none."""
+    try:
+        yield
+    except LockFileInvalid as error:
+        raise EnvironmentFailed(
+            error.message, code="environment_lock_invalid", who=error.who, **error.details
+        ) from None

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
-
-LOCK_NAME: Final = "kdskills.lock"
 
 
 @dataclass(frozen=True, slots=True)

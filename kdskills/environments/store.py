@@ -6,7 +6,6 @@ the next build.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import filecmp
 import hashlib
@@ -40,7 +39,7 @@ from kdskills.environments.resolve import (
 from kdskills.environments.sources import SCRATCH, SourceBuilds, find_sources
 from kdskills.environments.wheels import PYTHON, WHEEL_LIMITS, WheelRefused, unpack_wheel
 from kdskills.execution import EnvironmentMount
-from kdskills.execution.dirs import cache_dir, discard_tree, locked, new_tree, private_dir
+from kdskills.execution.dirs import bring_to_disk, cache_dir, discard_tree, locked, new_tree, private_dir
 from kdskills.execution.rootfs import base_python, settle_modes
 
 FORMAT: Final = 1
@@ -167,7 +166,7 @@ class EnvironmentStore:
                     with new_tree(self._wheels / environment.node) as work:
                         node(work, tell)
                         settle_modes(work)
-                        _sync(work)
+                        bring_to_disk(work)
                 trees = self._parts(environment)
                 with new_tree(final) as work:
                     _merge(trees, work)
@@ -176,7 +175,7 @@ class EnvironmentStore:
                     note = {"format": FORMAT, **facts, "packages": files}
                     (work / NOTE).write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
                     (work / NOTE).chmod(0o644)
-                    _sync(work)
+                    bring_to_disk(work)
                 self._make_room({final, *trees})
                 tell("built", final.name, _tree(final).size)
         os.utime(final)
@@ -272,7 +271,7 @@ class EnvironmentStore:
             wheel.unlink()
             _compile(work)
             settle_modes(work)
-            _sync(work)
+            bring_to_disk(work)
 
     def _sweep(self) -> None:
         """Remove what killed builds and removals left; whoever holds the lock is the only one that builds."""
@@ -396,16 +395,6 @@ def _compile(tree: Path) -> None:
             process.wait(COMPILE_S)
         except subprocess.TimeoutExpired:
             process.kill()
-
-
-def _sync(path: Path) -> None:
-    """Bring everything of *path*'s file system to the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from kdskills.exports import tell_homes
+
 Severity = Literal["error", "warning", "info"]
 
 _RANK = {"error": 0, "warning": 1, "info": 2}
@@ -283,3 +285,6 @@ def path_argument(value: object, name: str) -> Path:
     if not isinstance(text, str):
         raise TypeError(f"{name} must be a path, as text or os.PathLike, not {type(value).__name__}")
     return Path(text)
+
+
+tell_homes(__name__)

@@ -33,6 +33,7 @@ from kdskills.execution.request import (
     Status,
     Stream,
 )
+from kdskills.exports import tell_homes
 
 __all__ = [
     "Artifact",
@@ -61,3 +62,5 @@ __all__ = [
     "Status",
     "Stream",
 ]
+
+tell_homes(__name__)

@@ -6,7 +6,7 @@ is closed; an ordinary user gets the XDG folders.
 
 from __future__ import annotations
 
-import fcntl
+import ctypes
 import os
 import secrets
 import shutil
@@ -15,13 +15,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from kdskills.errors import ExecRefused
 from kdskills.skills.private_files import FOLDER_MODE, close_to_others, make_folder
 
 PASSABLE: Final = 0o711
+_CWD: Final = -100
+_EXCHANGE: Final = 2
+"""Words of `renameat2`: names count from the working folder; both names stay and change places."""
 
 
 def cache_dir() -> Path:
@@ -67,12 +72,24 @@ def write_note(path: Path, content: str | bytes) -> None:
         raise
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file *path* alone, over threads and processes."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def file_locks() -> ModuleType:
+    """Return the module of the system's locks on files. Raises ExecRefused where it has none."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        return import_module("fcntl")
+    except ModuleNotFoundError as error:
+        raise ExecRefused("this system has no locks on files, which programs and their packages need") from error
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock file *path*, or a folder that is there, alone, over threads and processes. Raises ExecRefused where the
+    system has no locks, and BlockingIOError where somebody else holds it and *wait* is not said.
+    """
+    fcntl = file_locks()
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough where another thread forked this process meanwhile
@@ -89,6 +106,30 @@ def new_tree(final: Path) -> Iterator[Path]:
         work.rename(final)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Bring everything of the file system that the folder *path* is on to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def swap(first: Path, second: Path) -> None:
+    """Exchange two names of one file system in one step; where the system cannot, in three. Raises OSError."""
+    names = (os.fsencode(first), os.fsencode(second))
+    try:
+        done = ctypes.CDLL(None, use_errno=True).renameat2(_CWD, names[0], _CWD, names[1], _EXCHANGE) == 0
+    except AttributeError:  # an older C library, or another system
+        done = False
+    if not done:
+        aside = first.with_name(f".old-{secrets.token_hex(8)}")
+        second.rename(aside)
+        first.rename(second)
+        aside.rename(first)
 
 
 def prune(top: Path, seconds: float, *keep: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -295,6 +294,8 @@ class Uids:
 
     def take(self, uid: int) -> UidLease | None:
         """Return *uid* when no other run holds it."""
+        import fcntl
+
         fd = os.open(private_dir(self.top) / str(uid), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

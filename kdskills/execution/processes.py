@@ -10,10 +10,24 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.request import Limits
+
+
+def require_calls(engine: str) -> None:
+    """Refuse to run programs of this host where calls are missing that only Linux has. Raises ExecRefused."""
+    missing = [name for name in ("pidfd_open", "pipe2") if not hasattr(os, name)]
+    if find_spec("fcntl") is None:
+        missing.append("flock")
+    if missing:
+        raise ExecRefused(
+            f"{engine} needs calls of Linux that this system has not ({', '.join(missing)}): Docker is the wall here, with"
+            " executor = docker",
+            engine=engine,
+        )
 
 
 def require_endings(engine: str) -> None:

@@ -56,7 +56,13 @@ MAX_BACKGROUND_S = 10 * 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class SkillMount:
-    """A skill whose files the program sees read-only at `/skills/<full id>`."""
+    """A skill whose files the program sees read-only at `/skills/<full id>`, without its evaluations.
+
+    Attributes:
+        id: Its full id.
+        root: Its folder.
+        tree: Digest that the copy of its files is held to: `tree_digest(root, shown=True)`.
+    """
 
     id: str
     root: Path

@@ -30,7 +30,7 @@ from kdskills.execution.egress_proxy import EgressProxy
 from kdskills.execution.egress_secrets import RunSecrets
 from kdskills.execution.owner import network_folder
 from kdskills.execution.payload import ENVIRONMENTS_DIR, MAX_REPORT, SKILLS_DIR, apply_report
-from kdskills.execution.processes import Pipes, require_endings
+from kdskills.execution.processes import Pipes, require_calls, require_endings
 from kdskills.execution.protocol import ExecutionOptions, Executor, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecError, ExecRequest, ExecResult, IsolationLevel, Status
 from kdskills.execution.stage import Collection, check_environment, stage_skill
@@ -446,6 +446,7 @@ class ExecutionEngine(ABC):
         """Check *request* for this engine and return its plan. Raises ExecRefused."""
         require_consent(self, request, allow_unisolated=self.options.allow_unisolated)
         if self.children:
+            require_calls(self.name)
             require_endings(self.name)
         own = request.env
         if request.network != "none":
@@ -506,6 +507,8 @@ class ExecutionEngine(ABC):
 
     async def _probe(self) -> ProbeReport:
         try:
+            if self.children:
+                require_calls(self.name)
             python, entry = await asyncio.to_thread(self.interpreter)
             argv = tuple(word for word in canary_argv(python, entry) if word not in self.own_files)
             run = await self.start(ExecRequest(argv=argv), probing=True)

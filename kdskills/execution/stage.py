@@ -1,6 +1,7 @@
 """Copies of what a program may see, skill trees by digest and inputs by value, and the outputs it leaves.
 
-A skill's tree is copied once below `stage/<digest>`, and the copy is what is checked: what was checked is what is seen.
+A skill's tree, without its evaluations, is copied once below `stage/<digest>`, and the copy is what is checked: what was
+checked is what is seen.
 Outputs are collected when the program is dead, by descriptors: no link is followed, no FIFO or device is opened.
 """
 
@@ -19,7 +20,7 @@ from kdskills.errors import ExecRefused, FileRefused, RootChanged, RootMissing
 from kdskills.execution.check import OutputGlob, output_problem, shown_path
 from kdskills.execution.dirs import discard_tree, locked, new_tree, private_dir, prune
 from kdskills.execution.request import Artifact, ArtifactError, EnvironmentMount, InputFile, Limits, SkillMount
-from kdskills.skills.safe_open import FILE_FLAGS, FOLDER_FLAGS, TreeEntry, open_file, read_file, tree_digest, walk_tree
+from kdskills.skills.safe_open import FILE_FLAGS, FOLDER_FLAGS, TreeEntry, open_file, read_file, tree_digest, walk_shown
 
 MAX_TREE = 512 * 1024 * 1024
 MAX_FILES = 20_000
@@ -29,7 +30,8 @@ _CHUNK = 1024 * 1024
 
 
 def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Path:
-    """Return a read-only copy of the skill's tree whose digest is `mount.tree`; for *passable* see `private_dir`.
+    """Return a read-only copy of what a program may see of the skill, whose digest is `mount.tree`; for *passable* see
+    `private_dir`.
 
     Raises:
         RootMissing: The skill's folder is not there.
@@ -51,7 +53,7 @@ def stage_skill(mount: SkillMount, cache: Path, *, passable: bool = False) -> Pa
                 if _is_current(mount, final):
                     return final
                 discard_tree(final)
-            entries = walk_tree(mount.root)
+            entries = walk_shown(mount.root)
             if len(entries) > MAX_FILES or sum(entry.size for entry in entries) > MAX_TREE:
                 raise RootChanged(f"skill {mount.id} is too large to mount", id=mount.id)
             with new_tree(final) as work:
@@ -129,7 +131,7 @@ def _is_current(mount: SkillMount, copy: Path) -> bool:
     """
     skill_facts = _facts(mount.root)
     if skill_facts != _facts(copy):
-        _require_digest(mount, tree_digest(mount.root))
+        _require_digest(mount, tree_digest(mount.root, shown=True))
         if [facts[:4] for facts in skill_facts] != [facts[:4] for facts in _facts(copy)]:
             return False
         # The times of the skill's own files: the next check compares times and hashes nothing.
@@ -143,7 +145,7 @@ def _is_current(mount: SkillMount, copy: Path) -> bool:
 def _facts(root: Path) -> list[tuple[str, str, int, str, int]]:
     return [
         (entry.path, entry.kind, entry.size, entry.target, (root / entry.path).lstat().st_mtime_ns if entry.size else 0)
-        for entry in walk_tree(root)
+        for entry in walk_shown(root)
     ]
 
 

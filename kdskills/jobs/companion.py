@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -53,6 +52,8 @@ def main() -> int:
 def enter(network: int) -> None:
     """Enter the network namespace open as *network*; who is not root enters the user namespace that owns it first."""
     if os.geteuid() != 0:
+        import fcntl
+
         owner = fcntl.ioctl(network, _NS_GET_USERNS)
         _setns(owner, _CLONE_NEWUSER)
         os.close(owner)

@@ -8,7 +8,6 @@ before it did: order and exclusivity of a session are conditions of one query.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
 from kdskills.jobs.model import Kind, TaskHead
@@ -447,7 +447,8 @@ def slot_mark(state_dir: Path, slot: int) -> tuple[int, int] | None:
 
 @contextlib.contextmanager
 def hold_slot(state_dir: Path, slot: int) -> Iterator[bool]:
-    """Hold the lock of *slot* inside the block; gives False when another worker holds it."""
+    """Hold the lock of *slot* inside the block; gives False when another worker holds it. Raises ExecRefused without locks."""
+    fcntl = file_locks()
     fd = os.open(slot_file(state_dir, slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     acquired = False
     try:

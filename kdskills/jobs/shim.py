@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -100,6 +99,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
     """Return the attempt's lock, held by us; None when somebody holds it for longer than a look at it takes."""
+    import fcntl
+
     fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     end = time.monotonic() + patience_s
     while True:
@@ -119,6 +120,8 @@ def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
 
 def lock_taken(path: Path) -> bool:
     """Whether somebody holds the lock *path*; nobody does when it is not there. A look at it holds it for a moment."""
+    import fcntl
+
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -9,22 +9,28 @@ down: `***` stands for them. Nothing here talks to a network.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Final, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from kdskills.errors import BadRequest
+from kdskills.exports import tell_homes
 
 __all__ = [
     "Message",
     "ModelAddress",
     "ModelFactory",
     "ModelImage",
+    "ModelPrice",
     "ModelProvider",
     "ModelReply",
     "ModelRequest",
+    "OutputMode",
     "Redactor",
     "TextDelta",
     "ToolCall",
@@ -96,19 +102,22 @@ class Redactor:
                 end = min(end, start) if start >= 0 else end
         return end
 
-    def value(self, value: Any) -> Any:
-        """Return a JSON value with secrets replaced; the values of any mapping named `env` are masked whole."""
+    def value(self, value: Any, *, keys: bool = True) -> Any:
+        """Return a JSON value with secrets replaced; the values of any mapping named `env` are masked whole.
+
+        Without *keys* the keys of mappings stay as they are.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             return {
-                self.text(str(k)): dict.fromkeys(map(str, v), MASK)
+                self.text(str(k)) if keys else k: dict.fromkeys(map(str, v), MASK)
                 if k == "env" and isinstance(v, Mapping)
-                else self.value(v)
+                else self.value(v, keys=keys)
                 for k, v in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.value(item) for item in value]
+            return [self.value(item, keys=keys) for item in value]
         return value
 
     def arguments(self, text: str) -> str:
@@ -122,13 +131,22 @@ class Redactor:
         return text if redacted == parsed else json.dumps(redacted, ensure_ascii=False)
 
 
+def finite_number(text: str) -> float:
+    """Return the number that *text* is in JSON; raises ValueError for one that JSON has none of, such as NaN or 1e999."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number of JSON")
+    return number
+
+
 def parse_object(text: str) -> dict[str, Any] | None:
     """Return the JSON object in *text*, or None when it is anything else, however broken or deep.
 
-    What is nested deeper than `MAX_NESTING` counts as broken: recursive readers would run out of stack.
+    What is nested deeper than `MAX_NESTING` counts as broken: recursive readers would run out of stack. So do numbers that
+    JSON does not have: nobody could be sent them.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=finite_number, parse_constant=finite_number)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) and _flat_enough(value) else None
@@ -149,6 +167,9 @@ def _flat_enough(value: Any) -> bool:
 
 
 MessageRole = Literal["user", "assistant", "tool"]
+OutputMode = Literal["native", "tool", "text"]
+"""How a model is held to the type of an answer: by `ModelRequest.answer_schema`, by a tool whose arguments are the answer, or
+by words alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +270,27 @@ class Usage:
         return self.input + self.output
 
 
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class ModelPrice(BaseModel):
+    """What a model costs: US dollars for a million tokens of each kind; of the cache, as `input` where None."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    input: Rate
+    output: Rate
+    cache_read: Rate | None = None
+    cache_write: Rate | None = None
+
+    def cost(self, usage: Usage) -> float:
+        """Return the US dollars that *usage* costs."""
+        read, write = (self.input if rate is None else rate for rate in (self.cache_read, self.cache_write))
+        fresh = max(0, usage.input - usage.cache_read - usage.cache_write)
+        dollars = fresh * self.input + usage.cache_read * read + usage.cache_write * write + usage.output * self.output
+        return round(dollars / 1_000_000, 10)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One model call.
@@ -262,6 +304,9 @@ class ModelRequest:
         timeout_s: Seconds the provider may take.
         settings: Provider settings such as temperature.
         answer_schema: JSON Schema the text of the answer must follow, for providers that can hold a model to one.
+        lane: Which agent's turn within a turn asks, as the numbers of the calls that handed over: `3`, or `3.1`; empty for
+            the turn itself.
+        steady: Characters at the beginning of `instructions` that stay as they are while skills come and go; 0 when unknown.
     """
 
     role: str
@@ -272,6 +317,8 @@ class ModelRequest:
     timeout_s: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     answer_schema: Mapping[str, Any] | None = None
+    lane: str = ""
+    steady: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +332,7 @@ class ModelReply:
         model: Name of the model that answered.
         finish_reason: As the provider says (`stop`, `tool_call`, `length`, …), or None.
         response_id: The provider's id of the response, or None.
+        cost: US dollars of this call, or None where the provider does not know.
     """
 
     text: str = ""
@@ -293,6 +341,7 @@ class ModelReply:
     model: str = ""
     finish_reason: str | None = None
     response_id: str | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +359,8 @@ class ModelProvider(Protocol):
     429 and 5xx (`retry_after` in seconds when the server says so), with code `context_full` when the request does not
     fit the model's window. Retrying is the solver's business, never the provider's.
 
-    A provider that has `takes_images = True` beside these attributes is sent the images of messages.
+    A provider that has `takes_images = True` beside these attributes is sent the images of messages; `output_mode` says how
+    it is held to the type of an answer, `tool` where it is not there.
 
     Attributes:
         name: `provider:model`, as shown in results and spans.
@@ -409,3 +459,6 @@ def open_model(factories: ModelFactories, name: str) -> ModelProvider:
     """
     prefix, target = split_name(name)
     return factories[prefix](target)
+
+
+tell_homes(__name__)

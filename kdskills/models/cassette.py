@@ -13,16 +13,19 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kdskills.errors import ReplayError
-from kdskills.models import Message, ModelReply, ModelRequest, ToolCall, Usage
+from kdskills.models import Message, ModelReply, ModelRequest, OutputMode, ToolCall, Usage
 
 SCHEMA = "kdskills.cassette/1"
 Match = Literal["exact", "shape", "order"]
+
+MAX_DEPTH: Final = 100
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _TURN_FOLDER = "/kdskills-turn-"
 _TURN = re.compile(rf"{_TURN_FOLDER}[\w-]+")
@@ -103,7 +106,9 @@ class When(_Form):
     active: tuple[str, ...] | None = None
     digest: str | None = None
 
-    @field_validator("results", mode="before")
+    @field_validator(
+        "results", mode="before", json_schema_input_type=list[str | list[str | bool] | dict[str, str | bool]] | None
+    )
     @classmethod
     def _read_results(cls, value: Any) -> Any:
         results = [*value] if isinstance(value, list) else value
@@ -116,9 +121,10 @@ class When(_Form):
 
 
 class CassetteEntry(_Form):
-    """One reply and the request it answers."""
+    """One reply and the request it answers; `lane` is that of the request."""
 
     role: str
+    lane: str = ""
     when: When = When()
     reply: RecordedReply
 
@@ -131,6 +137,7 @@ class Cassette(BaseModel):
         replies: The entries.
         request: What the user asks, for `kdskills demo`.
         files: Files handed in with the request, relative to the cassette.
+        output_mode: How the recorded model says it is held to the type of an answer.
         expect: What the demo's outcome should hold, such as `skills`; checked by `kdskills demo`. `extras` names the
             optional part of kdskills that a file takes.
     """
@@ -141,6 +148,7 @@ class Cassette(BaseModel):
     match: Match = "shape"
     request: str = ""
     files: tuple[str, ...] = ()
+    output_mode: OutputMode = "tool"
     expect: dict[str, Any] = Field(default_factory=dict)
     replies: tuple[CassetteEntry, ...] = ()
 
@@ -151,14 +159,27 @@ def parse_cassette(text: str, *, name: str = "cassette") -> Cassette:
     Raises ReplayError (`cassette_invalid`) when it is none; the message names what is wrong where.
     """
     try:
-        return Cassette.model_validate(yaml.safe_load(text))
+        depth = 0
+        for event in yaml.parse(
+            text, _LOADER
+        ):  # loading recurses, and libyaml's loader ends the process where that is deep
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                message = f"{name} is no {SCHEMA} file: it is nested deeper than {MAX_DEPTH}"
+                line = getattr(event.start_mark, "line", 0) + 1
+                raise ReplayError(message, code="cassette_invalid", path=name, line=line)
+        return Cassette.model_validate(yaml.load(text, _LOADER))  # noqa: S506 - both are safe loaders
     except yaml.YAMLError as error:
-        raise ReplayError(f"{name} is not YAML: {error}", code="cassette_invalid", path=name) from None
+        mark = getattr(error, "problem_mark", None)
+        line = None if mark is None else mark.line + 1
+        raise ReplayError(f"{name} is not YAML: {error}", code="cassette_invalid", path=name, line=line) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field_path = "/".join(str(part) for part in first["loc"]) or "top"
         message = f"{name} is no {SCHEMA} file: {field_path}: {first['msg']}"
         raise ReplayError(message, code="cassette_invalid", path=name, place=field_path) from None
+    except ValueError as error:  # a date that is none
+        raise ReplayError(f"{name} is not YAML: {error}", code="cassette_invalid", path=name) from None
 
 
 def read_cassette(path: Path) -> Cassette:

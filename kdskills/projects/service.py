@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 
-from kdskills.errors import BadRequest, NotFound, OperatorMustAct
+from kdskills.bundle.descriptor import SkillsDescriptor
+from kdskills.errors import BadRequest, BundleError, Diagnostic, NotFound, OperatorMustAct
 from kdskills.projects import records
 from kdskills.projects.records import (
     CollectReport,
@@ -27,8 +28,8 @@ from kdskills.projects.records import (
     check_project,
 )
 from kdskills.projects.views import Ingredients, ProjectSkills, ProjectViews, Uploaded, ingredients_of
-from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, remove_tree, unpack_skill, write_archive
-from kdskills.skills.private_files import make_folder, open_private, private_folder
+from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, unpack_skill, write_archive
+from kdskills.skills.private_files import make_folder, open_private, private_folder, remove_tree
 from kdskills.storage.database import Database, micros, utc_now
 
 if TYPE_CHECKING:
@@ -240,6 +241,13 @@ def _missing(project: str, version: SkillVersion, why: str) -> VersionMissing:
     return VersionMissing(message, project=project, skill=version.skill, version=version.version)
 
 
+UploadGate = Callable[[SkillsDescriptor | None, Path], tuple[Diagnostic, ...]]
+"""Judges an unpacked skill under the terms of its project's bundle, None for those of a bundle that cannot be loaded.
+
+It returns findings of the report, and raises what refuses the upload.
+"""
+
+
 class Projects:
     """The projects of one installation.
 
@@ -249,6 +257,7 @@ class Projects:
 
     The tables of *database* must be there (`kdskills.storage.database`, part `service`). `bundle_of` gives the folder
     of a project's bundle when its row names none; *blobs* are shared with other machines that have the same database.
+    *gate* judges every upload.
     """
 
     def __init__(
@@ -260,6 +269,7 @@ class Projects:
         bundle_of: Callable[[str], Path | None] = lambda project: None,
         blobs: Blobs | None = None,
         limits: ArchiveLimits | None = None,
+        gate: UploadGate | None = None,
         clock: Callable[[], datetime] = utc_now,
     ) -> None:
         self._database = database
@@ -267,6 +277,7 @@ class Projects:
         self._views = views
         self._bundle_of = bundle_of
         self._limits = limits or ArchiveLimits()
+        self._gate = gate
         self._clock = clock
 
     async def _read(self, project: str, question: Callable[[ProjectRows], T]) -> T:
@@ -441,6 +452,7 @@ class Projects:
         written = scratch.with_suffix(".zip")
         try:
             unpacked = await to_its_end(asyncio.to_thread(unpack_skill, archive, scratch, limits=self._limits))
+            judged = await to_its_end(asyncio.to_thread(self._judged, project, unpacked.folder))
             await to_its_end(asyncio.to_thread(folders.write, unpacked.folder, written))
             upload = SkillVersion(
                 skill=unpacked.name,
@@ -453,7 +465,7 @@ class Projects:
                 pins=0,
                 created_at=self._clock(),
                 created_by=author[:200],
-                diagnostics=unpacked.diagnostics,
+                diagnostics=(*unpacked.diagnostics, *judged),
             )
             await folders.share(project, upload, written)
 
@@ -467,6 +479,18 @@ class Projects:
         finally:
             await to_its_end(asyncio.to_thread(folders.discard, written))
             await to_its_end(asyncio.to_thread(folders.discard, scratch))
+
+    def _judged(self, project: str, folder: Path) -> tuple[Diagnostic, ...]:
+        """Return what the gate tells of an unpacked skill. Raises as the gate."""
+        if self._gate is None:
+            return ()
+        rows = self._database.ask(lambda link: ProjectRows(link, project, self._clock()).in_use())
+        bundle = Path(rows[0].bundle) if rows and rows[0].bundle is not None else self._bundle_of(project)
+        try:
+            descriptor = SkillsDescriptor() if bundle is None else self._views.load(bundle).descriptor
+        except BundleError:  # what it asks for cannot be told
+            descriptor = None
+        return self._gate(descriptor, folder)
 
     def _keep(
         self, rows: ProjectRows, project: str, upload: SkillVersion, scratch: Path, activate: bool, request_id: str

@@ -82,11 +82,11 @@ def ingredients_of(rows: Sequence[Any], bundle: Path | None, root: Callable[[str
 
 
 class ProjectViews:
-    """Subsystems by project, each built again when its project's generation has changed. Safe from any thread."""
+    """Subsystems by project, each built again when its project's generation has changed. Safe from any thread; `load` loads a bundle."""
 
     def __init__(self, build: Build, load: Callable[[Path], Bundle]) -> None:
         self._build = build
-        self._load = load
+        self.load = load
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[Ingredients, ProjectSkills]] = OrderedDict()
 
@@ -108,7 +108,7 @@ class ProjectViews:
         return skills
 
     def _build_skills(self, project: str, ingredients: Ingredients) -> ProjectSkills:
-        bundle = None if ingredients.bundle is None else self._load(ingredients.bundle)
+        bundle = None if ingredients.bundle is None else self.load(ingredients.bundle)
         roots = [
             SkillRoot(f"uploaded://{project}/{each.name}", each.root, f"uploaded:{each.name}", UPLOADED)
             for each in ingredients.uploaded

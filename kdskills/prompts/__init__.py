@@ -5,6 +5,7 @@ need: the sandboxed templates a plugin may replace, and one escape for each plac
 Everything here is a pure function of its arguments.
 """
 
+from kdskills.exports import tell_homes
 from kdskills.prompts.blocks import (
     DISCLOSURE_RULE,
     ActiveEntry,
@@ -33,3 +34,5 @@ __all__ = [
     "render_block",
     "render_catalog",
 ]
+
+tell_homes(__name__)

@@ -28,8 +28,9 @@ from kdskills.remote.names import check_neighbours
 from kdskills.remote.ports import CatalogError, JsonObject
 from kdskills.session.reading import skill_file
 from kdskills.session.workspace import clean_path
+from kdskills.skills.folder import skill_bytes
 from kdskills.skills.private_files import make_folder, private_folder, write_private
-from kdskills.skills.safe_open import read_file, walk_tree
+from kdskills.skills.safe_open import walk_shown
 from kdskills.turn import Granted, instruction_block
 
 if TYPE_CHECKING:
@@ -203,11 +204,11 @@ def _write(
         write_private(target / _SKILL_FILE, f"---\n{head}---\n{texts[full_id]}\n")
         if skill.folder is None:
             continue
-        for entry in walk_tree(skill.folder):
+        for entry in walk_shown(skill.folder):
             if entry.path == _SKILL_FILE:
                 continue
             try:
-                data = read_file(skill.folder, entry.path, limit=MAX_FILE).data
+                data = skill_bytes(skill, entry.path, MAX_FILE)
             except FileRefused as error:
                 message = f"{entry.path} is not published: {error.message}"
                 notes.append(Diagnostic("file_not_published", "warning", message, ref=skill.full_id))

@@ -6,9 +6,10 @@ Nothing here knows policy: a view hands in what may be found.
 from __future__ import annotations
 
 from kdskills.errors import OperatorMustAct
+from kdskills.exports import tell_homes
 
 try:
-    from kdskills.search.index import SearchIndex
+    from kdskills.search.index import JoinedIndex, SearchIndex
     from kdskills.search.ranking import CANDIDATES, MAX_QUERY
     from kdskills.search.search import Match, Matches, Searcher, SearchHit, SearchResult
     from kdskills.search.vectors import Embedder, EmbedderFactory, EmbedderGuard, SkillVectors
@@ -26,6 +27,7 @@ __all__ = [
     "Embedder",
     "EmbedderFactory",
     "EmbedderGuard",
+    "JoinedIndex",
     "Match",
     "Matches",
     "SearchHit",
@@ -34,3 +36,5 @@ __all__ = [
     "Searcher",
     "SkillVectors",
 ]
+
+tell_homes(__name__)

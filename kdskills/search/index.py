@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import Stemmer
 
+from kdskills.errors import Diagnostic
 from kdskills.search.cache_file import UNREADABLE, CacheFile, IndexDamaged, checked, sealed
 from kdskills.search.ranking import FIELDS, LEAD, LENGTH_NORM, SATURATION, skill_terms
 from kdskills.search.texts import files_stamp, skill_texts
@@ -289,3 +290,65 @@ def _joined(before: bytes, after: bytes) -> bytes:
 def _postings(data: bytes) -> Postings:
     numbers, impacts, fields = _cut(data)
     return Postings(array("I", numbers), impacts, fields)
+
+
+class JoinedIndex:
+    """One index with the terms of some more skills beside it, of which it is never told: questions see both as one.
+
+    Args:
+        base: The index that is there, and is left as it is.
+        held: The skills it holds, a mapping never changed.
+        extra: An index for the further skills alone.
+        added: The further skills, a mapping never changed, none of which is *held*.
+    """
+
+    def __init__(
+        self, base: SearchIndex | JoinedIndex, held: Mapping[str, Skill], extra: SearchIndex, added: Mapping[str, Skill]
+    ) -> None:
+        self._base, self._known, self._own, self._added = base, held, extra, added
+        self._end = 0
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever that of either index does."""
+        return self._base.generation + self._own.generation
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """What was wrong with either file."""
+        return (*self._base.diagnostics, *self._own.diagnostics)
+
+    def ready(self) -> int:
+        """Open what is not open, and return the generation."""
+        return self._base.ready() + self._own.ready()
+
+    def discard(self, reason: str, _generation: int) -> None:
+        """Believe neither index; skills will be read again."""
+        self._base.discard(reason, self._base.generation)
+        self._own.discard(reason, self._own.generation)
+
+    def numbers(self, _skills: Mapping[str, Skill]) -> dict[str, int]:
+        """Return `{full id: number}` of all skills; those added come behind the others."""
+        numbers = dict(self._base.numbers(self._known))
+        self._end = 1 + max(numbers.values(), default=-1)
+        return numbers | {full_id: self._end + number for full_id, number in self._own.numbers(self._added).items()}
+
+    def postings(self, terms: Iterable[str]) -> dict[str, Postings]:
+        """Return who has each of *terms*. Raises `IndexDamaged`."""
+        words = list(terms)
+        rows = {term: row.before(self._end) for term, row in self._base.postings(words).items()}
+        for term, added in self._own.postings(words).items():
+            row = rows.get(term, _NOBODY)
+            numbers = [*row.numbers, *(self._end + number for number in added.numbers)]
+            rows[term] = Postings(numbers, row.impacts + added.impacts, row.fields + added.fields)
+        return {term: row for term, row in rows.items() if row.numbers}
+
+    def streams(self, numbers: Sequence[int]) -> list[str]:
+        """Return the streams of signs of the skills with these numbers, in their order. Raises `IndexDamaged`."""
+        known_numbers, own_numbers = ([n for n in numbers if (n >= self._end) is added] for added in (False, True))
+        streams = dict(zip(known_numbers, self._base.streams(known_numbers), strict=True))
+        streams |= zip(own_numbers, self._own.streams([n - self._end for n in own_numbers]), strict=True)
+        return [streams[number] for number in numbers]
+
+
+_NOBODY: Final = Postings((), b"", b"")

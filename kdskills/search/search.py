@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from kdskills.errors import Diagnostic, OperatorMustAct
 from kdskills.search.cache_file import IndexDamaged
-from kdskills.search.index import Postings, SearchIndex
+from kdskills.search.index import JoinedIndex, Postings, SearchIndex
 from kdskills.search.ranking import (
     CANDIDATES,
     FIELDS,
@@ -95,7 +95,7 @@ class Searcher:
 
     def __init__(
         self,
-        index: SearchIndex,
+        index: SearchIndex | JoinedIndex,
         known: Mapping[str, Skill],
         listed: Collection[str],
         vectors: SkillVectors | None = None,

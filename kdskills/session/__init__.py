@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
-    from kdskills.session.approval import AccessRequest, Approval, ApprovalRequest, Approver, Denial, allow, deny
+    from kdskills.session.approval import AccessRequest, Approval, ApprovalRequest, Approver, Denial, User, allow, deny
     from kdskills.session.codes import CODES
     from kdskills.session.config import INTERPRETERS, Budget, RuntimeLimits
     from kdskills.session.receipts import (
@@ -45,7 +45,7 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            ".approval": "AccessRequest Approval ApprovalRequest Approver Denial allow deny",
+            ".approval": "AccessRequest Approval ApprovalRequest Approver Denial User allow deny",
             ".codes": "CODES",
             ".config": "INTERPRETERS Budget RuntimeLimits",
             ".receipts": (
@@ -94,6 +94,7 @@ __all__ = [
     "TurnScope",
     "TurnSources",
     "UnloadReceipt",
+    "User",
     "Workspace",
     "allow",
     "deny",

@@ -6,11 +6,12 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from kdskills.errors import PluginFailed
+from kdskills.errors import BadRequest, PluginFailed
 from kdskills.session.codes import refuse
 from kdskills.session.receipts import SessionEvent, send
 
@@ -20,6 +21,53 @@ if TYPE_CHECKING:
 
 Remember = Literal["call", "session", "always"]
 MAX_REMEMBERED: Final = 4096
+MAX_USER: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a turn is for, as the application knows them; only the id is ever written anywhere.
+
+    Attributes:
+        id: 1 to 200 printable characters.
+        roles: Names of roles; rules of the descriptor under `"@name"` hold for users who have that role.
+        claims: What else the application knows of them, for tools and policy plugins.
+
+    Raises:
+        BadRequest: A part that cannot be used; a single text is no collection of roles.
+    """
+
+    id: str
+    roles: Collection[str] = field(default=(), repr=False)
+    claims: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        user_id: object = self.id
+        if not isinstance(user_id, str) or not (user_id.strip() and user_id.isprintable() and len(user_id) <= MAX_USER):
+            raise _no_user("", f"'s id must be 1 to {MAX_USER} printable characters")
+        if not isinstance(self.roles, (list, tuple, set, frozenset)) or not all(map(_is_role, self.roles)):
+            raise _no_user("/roles", "'s roles must be a collection of names, none of them blank")
+        if not isinstance(self.claims, Mapping):
+            raise _no_user("/claims", "'s claims must be a mapping")
+        object.__setattr__(self, "roles", frozenset(self.roles))
+        object.__setattr__(self, "claims", MappingProxyType(dict(self.claims)))
+
+
+def _is_role(role: object) -> bool:
+    return isinstance(role, str) and bool(role.strip())
+
+
+def _no_user(path: str, problem: str) -> BadRequest:
+    return BadRequest(f"the user{problem}", errors=[{"path": f"/user{path}", "problem": problem.partition(" ")[2]}])
+
+
+def user_of(given: object) -> User | None:
+    """Return a user given as a `User`, or as an id alone, who then has no roles. Raises BadRequest for anything else."""
+    if given is None or isinstance(given, User):
+        return given
+    if not isinstance(given, str):
+        raise _no_user("", f" must be an id or a User, not a {type(given).__name__}")
+    return User(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +76,7 @@ class ApprovalRequest:
 
     `skill` is a full id, `origin` None for a local skill, `tree_digest` over the skill's files as they are just now;
     `argv` is as run, `env_names` are names without values, `executor` is the engine's name, `network` are the rules of hosts
-    it may reach.
+    it may reach; `user` is the id of whom the turn is for.
     """
 
     session: str
@@ -40,6 +88,7 @@ class ApprovalRequest:
     env_names: tuple[str, ...]
     executor: str
     network: tuple[str, ...] = ()
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +111,7 @@ def deny(reason: str = "") -> Approval:
 
 
 Approver = Callable[[ApprovalRequest], Awaitable[Approval]]
-Key = tuple[str | None, str | None, str | None, str | None, tuple[str, ...]]
+Key = tuple[str | None, str | None, str | None, str | None, tuple[str, ...], str | None]
 
 
 def origin_of(namespace: str) -> str | None:
@@ -71,7 +120,7 @@ def origin_of(namespace: str) -> str | None:
 
 
 class Approvals:
-    """Asks, and remembers answers bound to (origin, id, tree digest, path, network), in this process."""
+    """Asks, and remembers answers bound to (origin, id, tree digest, path, network, user), in this process."""
 
     def __init__(self, approve: Approver | None) -> None:
         self._approve = approve
@@ -80,7 +129,7 @@ class Approvals:
 
     async def require(self, request: ApprovalRequest, sink: Sink | None, display_name: str | None = None) -> None:
         """Return once *request* is approved; raises `approval_unavailable` (nobody to ask) or `approval_denied`."""
-        key: Key = (request.origin, request.skill, request.tree_digest, request.path, request.network)
+        key: Key = (request.origin, request.skill, request.tree_digest, request.path, request.network, request.user)
         with self._lock:
             if (None, key) in self._remembered or (request.session, key) in self._remembered:
                 return
@@ -117,7 +166,8 @@ class AccessRequest:
     """A load, read, run or tool call about to happen, as `kdskills_deny` sees it.
 
     `skill` is None for a tool that belongs to none, `path` lies below the skill's root, `tool` is None when code asks.
-    `arguments_digest` is `sha256:` over the canonical JSON of the arguments; values themselves are not shown.
+    `arguments_digest` is `sha256:` over the canonical JSON of the arguments; values themselves are not shown. `user` and
+    `deps` are those the turn was started with: keep roles, claims and dependencies out of whatever is written.
     """
 
     kind: AccessKind
@@ -127,6 +177,8 @@ class AccessRequest:
     path: str | None = None
     tool: str | None = None
     arguments_digest: str = ""
+    user: User | None = None
+    deps: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

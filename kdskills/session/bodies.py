@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 from kdskills.errors import FileRefused, KdskillsError, SessionError, ToolCallRefused
 from kdskills.session.codes import not_found, refuse
 from kdskills.session.receipts import bytes_digest
+from kdskills.skills.folder import confirm_bytes
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.roots import FarContent, far_content
@@ -314,6 +315,7 @@ class Bodies:
         stamp, now = _stamp(path), self._clock_ns()
         try:
             data = self._reader(path.parent, path.name, self._limit, abandoned)
+            confirm_bytes(skill, path.name, data)
         except FileRefused as error:
             if error.code == "file_missing":
                 raise not_found([skill.name], ()) from error

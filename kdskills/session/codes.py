@@ -14,50 +14,131 @@ from kdskills.errors import ToolCallRefused, Who
 
 @dataclass(frozen=True, slots=True)
 class ToolErrorCode:
-    """One code: who must act, and when it is given."""
+    """One code: who must act, when it is given, and the one thing a model does next."""
 
     who: Who
     when: str
+    next: str
 
 
 CODES: Final[Mapping[str, ToolErrorCode]] = MappingProxyType(
     {
         "invalid_argument": ToolErrorCode(
-            "model", "the arguments are out of shape, hold a NUL or a blank path, or pass a limit"
+            "model",
+            "the arguments are out of shape, hold a NUL or a blank path, or pass a limit",
+            "Send the call again with the arguments mended.",
         ),
-        "skill_not_found": ToolErrorCode("model", "the skill is unknown or refused; both read the same"),
-        "too_many_active": ToolErrorCode("model", "the next set would hold more skills than the session allows"),
+        "skill_not_found": ToolErrorCode(
+            "model", "the skill is unknown or refused; both read the same", "Load a skill by a name that is listed."
+        ),
+        "too_many_active": ToolErrorCode(
+            "model",
+            "the next set would hold more skills than the session allows",
+            "Load with mode replace, or unload a skill first.",
+        ),
         "active_budget_exceeded": ToolErrorCode(
-            "model", "the next set would need more tokens than the budget for active skills"
+            "model",
+            "the next set would need more tokens than the budget for active skills",
+            "Load this skill alone, with mode replace.",
         ),
-        "no_active_skills": ToolErrorCode("model", "nothing is loaded in this session"),
-        "skill_not_active": ToolErrorCode("model", "this visible skill is not loaded"),
-        "path_denied": ToolErrorCode("model", "the path has a form that is never followed, or leads over a link"),
-        "resource_not_found": ToolErrorCode("model", "there is no such file in the skill"),
-        "not_a_file": ToolErrorCode("model", "the path names a directory or something that is no regular file"),
-        "not_text": ToolErrorCode("model", "the file is not UTF-8 text; read it as binary"),
-        "too_large": ToolErrorCode("author", "the file is larger than max_read_bytes"),
-        "skill_unreadable": ToolErrorCode("author", "the skill's SKILL.md cannot be read or parsed now"),
-        "extension_not_allowed": ToolErrorCode("author", "no interpreter is registered for the script's suffix"),
-        "run_disabled": ToolErrorCode("operator", "scripts are switched off in this runtime"),
-        "interpreter_missing": ToolErrorCode("operator", "the interpreter is not installed in the executor"),
-        "store_unavailable": ToolErrorCode("operator", "the session store does not answer"),
+        "no_active_skills": ToolErrorCode(
+            "model", "nothing is loaded in this session", "Load a skill first, then send the call again."
+        ),
+        "skill_not_active": ToolErrorCode(
+            "model", "this visible skill is not loaded", "Load this skill first, then send the call again."
+        ),
+        "path_denied": ToolErrorCode(
+            "model",
+            "the path has a form that is never followed, or leads over a link",
+            "Give the path of a file as it is listed.",
+        ),
+        "resource_not_found": ToolErrorCode(
+            "model", "there is no such file in the skill", "Give the path of a file that is there."
+        ),
+        "not_a_file": ToolErrorCode(
+            "model", "the path names a directory or something that is no regular file", "Name a file, not a folder."
+        ),
+        "not_text": ToolErrorCode(
+            "model",
+            "the file is not UTF-8 text; read it as binary",
+            "Do not read this file as text; use a program or the encoding binary.",
+        ),
+        "too_large": ToolErrorCode(
+            "author", "the file is larger than max_read_bytes", "Do without this file, or work on it with a program."
+        ),
+        "skill_unreadable": ToolErrorCode(
+            "author",
+            "the skill's SKILL.md cannot be read or parsed now",
+            "Go on without this skill, and tell the user that it cannot be read.",
+        ),
+        "extension_not_allowed": ToolErrorCode(
+            "author",
+            "no interpreter is registered for the script's suffix",
+            "Run another script of the skill, or go on without it.",
+        ),
+        "run_disabled": ToolErrorCode(
+            "operator",
+            "scripts are switched off in this runtime",
+            "Do not run scripts or programs here; answer without them, and say so.",
+        ),
+        "interpreter_missing": ToolErrorCode(
+            "operator",
+            "the interpreter is not installed in the executor",
+            "Do not run this script again; answer without it, and say so.",
+        ),
+        "store_unavailable": ToolErrorCode(
+            "operator",
+            "the session store does not answer",
+            "Answer with what you have, and say that the session cannot be reached.",
+        ),
         "environment_missing": ToolErrorCode(
-            "operator", "packages that the script needs are not locked or not built here"
+            "operator",
+            "packages that the script needs are not locked or not built here",
+            "Do not run this script again; answer without it, and say that its packages are missing.",
         ),
         "environment_lock_stale": ToolErrorCode(
-            "operator", "the packages that are locked are not those the script asks for"
+            "operator",
+            "the packages that are locked are not those the script asks for",
+            "Do not run this script again; answer without it, and say that its packages are out of date.",
         ),
-        "environment_conflict": ToolErrorCode("operator", "loaded skills need different versions of one package"),
-        "environment_unusable": ToolErrorCode("operator", "the lock or the built packages cannot be used here"),
-        "executor_unavailable": ToolErrorCode("operator", "no executor accepts the run; no defect of the script"),
-        "executor_failed": ToolErrorCode("operator", "the executor broke; no defect of the script"),
-        "approval_denied": ToolErrorCode("user", "a person or the configuration said no"),
-        "approval_unavailable": ToolErrorCode("operator", "the run needs approval and nobody can be asked"),
-        "skill_denied": ToolErrorCode("operator", "a policy plugin refused this action on a visible skill"),
-        "tool_not_found": ToolErrorCode("model", "there is no such tool"),
-        "conflict": ToolErrorCode("caller", "five tries to commit were overtaken by other calls"),
-        "cancelled": ToolErrorCode("caller", "the call was cancelled"),
+        "environment_conflict": ToolErrorCode(
+            "operator",
+            "loaded skills need different versions of one package",
+            "Load the skill of this script alone, with mode replace, and run it again.",
+        ),
+        "environment_unusable": ToolErrorCode(
+            "operator",
+            "the lock or the built packages cannot be used here",
+            "Do not run this script again; answer without it, and say that its packages cannot be used.",
+        ),
+        "executor_unavailable": ToolErrorCode(
+            "operator",
+            "no executor accepts the run; no defect of the script",
+            "Do not run it again; answer without it, and say that nothing runs here.",
+        ),
+        "executor_failed": ToolErrorCode(
+            "operator",
+            "the executor broke; no defect of the script",
+            "Send the call once more; when it fails again, answer without it, and say so.",
+        ),
+        "approval_denied": ToolErrorCode(
+            "user", "a person or the configuration said no", "Do not try this again; go on without it, and say so."
+        ),
+        "approval_unavailable": ToolErrorCode(
+            "operator",
+            "the run needs approval and nobody can be asked",
+            "Do not try this again; go on without it, and say that nobody could be asked.",
+        ),
+        "skill_denied": ToolErrorCode(
+            "operator",
+            "a policy plugin refused this action on a visible skill",
+            "Do not try this again; go on without it, and say so.",
+        ),
+        "tool_not_found": ToolErrorCode("model", "there is no such tool", "Call one of the tools there are."),
+        "conflict": ToolErrorCode(
+            "caller", "five tries to commit were overtaken by other calls", "Send the call once more."
+        ),
+        "cancelled": ToolErrorCode("caller", "the call was cancelled", "Answer with what you have."),
     }
 )
 """Every code a runtime tool answers with, in the order of the reference page."""
@@ -93,7 +174,7 @@ def not_found(requested: Iterable[str], visible: Iterable[str], refusals: tuple[
     names = list(requested)
     pool = sorted(visible)
     similar: list[str] = []
-    for name in names[:MAX_COMPARED]:
+    for name in map(str.casefold, names[:MAX_COMPARED]):
         trigrams = _trigrams(name)
         # only the names that share most runs of three characters are compared in full
         shared = sorted(((len(trigrams & _trigrams(candidate)), candidate) for candidate in pool), reverse=True)

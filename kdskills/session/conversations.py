@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
 from kdskills.errors import CallerMustAct
@@ -19,16 +19,20 @@ from kdskills.sources import SourcesPool
 MEMORY_CONVERSATIONS: Final = 1_024
 """How many conversations stay in memory; the one unused longest goes first."""
 
+MEMORY_TEXT: Final = 64 * 1024 * 1024
+"""Characters of messages that stay in memory, all conversations together; the last one that was used always stays."""
+
 
 class ConversationBusy(CallerMustAct, code="conversation_busy"):
-    """Another turn of the conversation ended first, or it was deleted meanwhile; nothing of this turn was added."""
+    """Another turn of the conversation is going on or ended first, or it was deleted meanwhile; nothing of this one was added."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationTurn:
     """One turn as later ones read it: its messages in order, secrets masked, and the paths of the files it left.
 
-    `request` is among the messages, which may say more before it. Images that tools showed are not in it.
+    `request` is among the messages, which may say more before it. Images that tools showed are not in it. `cost` is in US
+    dollars, None where it is not known.
     """
 
     turn_id: str
@@ -38,6 +42,12 @@ class ConversationTurn:
     messages: tuple[Message, ...]
     usage: Usage = field(default_factory=Usage)
     files: tuple[str, ...] = ()
+    cost: float | None = None
+
+    @property
+    def characters(self) -> int:
+        """How long its messages are together, arguments of calls among them."""
+        return sum(len(each.text) + sum(len(call.arguments) for call in each.calls) for each in self.messages)
 
     @property
     def answer(self) -> str:
@@ -135,6 +145,15 @@ class Conversation:
         head = replace(self.head, number=self.head.number + 1, touched_at=turn.ended_at)
         return replace(self, head=head, pool=pool, turns=(*self.turns, turn))
 
+    def without_last(self) -> Conversation:
+        """Return the conversation without its last turn, numbers as they are; no turn that began before fits it."""
+        turns, number = self.turns[:-1], self.head.number - 1
+        created_at = self.head.created_at + timedelta(microseconds=1)
+        touched_at = turns[-1].ended_at if turns else created_at
+        head = replace(self.head, number=number, created_at=created_at, touched_at=touched_at)
+        summary = self.summary if self.summarised <= number else None
+        return replace(self, head=head, turns=turns, receipts=min(self.receipts, number), summary=summary)
+
     def messages(self) -> tuple[Message, ...]:
         """Return what a model reads of the turns so far; until something is cut, any later turn begins with it."""
         messages = [] if self.summary is None else [*self.summary.messages()]
@@ -206,6 +225,17 @@ class ConversationStore(Protocol):
         """Forget every conversation of *user*; return how many."""
 
 
+@runtime_checkable
+class UndoableConversations(ConversationStore, Protocol):
+    """Conversations whose last turn can be taken back, as those of the shipped stores."""
+
+    async def take_back(self, conversation: Conversation) -> Conversation:
+        """Forget the last turn of *conversation*, and of its only turn the whole; return what is left.
+
+        Raises ConversationBusy unless *conversation* is what is kept.
+        """
+
+
 def conversations_of(store: object) -> ConversationStore:
     """Return what keeps conversations beside the sessions of *store*: its `conversations`, or memory where it has none."""
     conversations = getattr(store, "conversations", None)
@@ -220,11 +250,13 @@ def busy(conversation: Conversation) -> ConversationBusy:
 
 
 class MemoryConversations:
-    """Keeps up to 1,024 conversations in this process."""
+    """Keeps up to 1,024 conversations, of up to 64 Mi characters in all, in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, text: int = MEMORY_TEXT) -> None:
+        self._text = text
         self._lock = threading.Lock()
         self._conversations: dict[str, Conversation] = {}  # the one unused longest first
+        self._sizes: dict[str, int] = {}
 
     async def get(self, conversation_id: str) -> Conversation | None:
         """Return the conversation, or None."""
@@ -245,8 +277,29 @@ class MemoryConversations:
                 raise busy(conversation)
             self._conversations.pop(head.conversation_id, None)
             self._conversations[head.conversation_id] = conversation
-            while len(self._conversations) > MEMORY_CONVERSATIONS:
-                del self._conversations[next(iter(self._conversations))]
+            before = 0 if head.number == 1 else self._sizes.get(head.conversation_id, 0)
+            self._sizes[head.conversation_id] = before + conversation.turns[-1].characters
+            self._sizes = {name: self._sizes[name] for name in self._conversations}
+            text = sum(self._sizes.values())
+            while len(self._conversations) > MEMORY_CONVERSATIONS or (
+                text > self._text and len(self._conversations) > 1
+            ):
+                oldest = next(iter(self._conversations))
+                del self._conversations[oldest]
+                text -= self._sizes.pop(oldest)
+
+    async def take_back(self, conversation: Conversation) -> Conversation:
+        """Forget the last turn if *conversation* is what is kept; raises ConversationBusy otherwise."""
+        shorter, conversation_id = conversation.without_last(), conversation.head.conversation_id
+        with self._lock:
+            current = self._conversations.get(conversation_id)
+            if current is None or current.head != conversation.head:
+                raise busy(conversation)
+            del self._conversations[conversation_id]
+            if shorter.turns:
+                self._conversations[conversation_id] = shorter
+                self._sizes[conversation_id] -= conversation.turns[-1].characters
+        return shorter
 
     async def delete(self, conversation_id: str) -> bool:
         """Forget the conversation; False for an unknown id."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -71,6 +73,45 @@ class Call:
     scope: TurnScope
 
 
+class CallOrder:
+    """Lets a model's calls wait for the loads and unloads before them: agents run the calls of one reply side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes: dict[str, Future[None]] = {}
+
+    @asynccontextmanager
+    async def after_changes(self, session_id: str, *, changes: bool) -> AsyncIterator[None]:
+        """Hold a call back until the changes of its session that began before it are over; *changes*: it is one itself."""
+        change: Future[None] = Future()
+        change.set_running_or_notify_cancel()  # who gives up waiting for it does not cancel it
+        with self._lock:
+            earlier = self._changes.get(session_id)
+            if changes:
+                self._changes[session_id] = change
+        try:
+            if earlier is not None:
+                await asyncio.wrap_future(earlier)
+            yield
+        finally:
+            if changes:
+                self._end(session_id, change, earlier)
+
+    def _end(self, session_id: str, change: Future[None], earlier: Future[None] | None) -> None:
+        """Let those go on that wait for *change*, once the one before it is over, too."""
+
+        def end(_: Future[None] | None) -> None:
+            with self._lock:
+                if self._changes.get(session_id) is change:
+                    del self._changes[session_id]
+            change.set_result(None)
+
+        if earlier is None:
+            end(None)
+        else:
+            earlier.add_done_callback(end)
+
+
 class Core:
     """What the operations of a runtime share. One per runtime; safe from any thread or loop."""
 
@@ -80,6 +121,7 @@ class Core:
         self.store = store
         self.bodies = bodies
         self.tickets = Tickets()
+        self.order = CallOrder()
         self.approvals = Approvals(config.approve)
         self._lock = threading.Lock()
         self._resident: OrderedDict[str, SessionRecord] = OrderedDict()
@@ -172,7 +214,9 @@ class Core:
         grant = gate.resolve(ref, by=loader)
         if isinstance(grant, Refused) or scope.view is None:
             return grant
-        live_grant = self.gate_of(record.consumer).resolve(grant.full_id, by="code")
+        laid_over = scope.subsystem
+        live = laid_over.view(record.consumer, scope.view.tools) if laid_over else self.gate_of(record.consumer)
+        live_grant = live.resolve(grant.full_id, by="code")
         if isinstance(live_grant, Refused) and live_grant.code in {"unknown_skill", "skill_invalid"}:
             return Refused(live_grant.code, live_grant.reason, ref, grant.full_id)
         return grant
@@ -188,6 +232,8 @@ class Core:
             refusals: list[Refused] = []
             for entry in record.active:
                 grant = self.resolve(record, call.scope, gate, entry.id, loader_of(entry))
+                if isinstance(grant, Granted) and not _is_as_loaded(entry, grant):
+                    grant = Refused("skill_changed", "another text of the user's was loaded", entry.id, entry.id)
                 if isinstance(grant, Refused):
                     refusals.append(grant)
                     continue
@@ -236,7 +282,10 @@ class Core:
             return
         tool = {"load": "skills.load", "read": "skills.read", "run": "skills.run_script"}.get(kind)
         digest = arguments_digest(arguments)
-        request = AccessRequest(kind, record.consumer, call.session_id, skill.full_id, path, tool, digest)
+        scope = call.scope
+        request = AccessRequest(
+            kind, record.consumer, call.session_id, skill.full_id, path, tool, digest, scope.user, scope.deps
+        )
         try:
             denial = denial_of(self.config.deny, request)
         except PluginFailed as error:
@@ -313,6 +362,13 @@ def uuid7() -> str:
     moment, random = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
     fixed = (0xF << 76) | (0b11 << 62)  # the bits of version and variant
     return str(uuid.UUID(int=(moment << 80 | random) & ~fixed | (0x7 << 76) | (0b10 << 62)))
+
+
+def _is_as_loaded(entry: LoadedSkill, grant: Granted) -> bool:
+    """Whether what a user brings along is what was loaded: in one session, users may have different skills of one id."""
+    loaded = {entry.id: entry.digest, **{item.id: item.digest for item in entry.imports}}
+    overlay_skills = [skill for skill in grant.closure if skill.layer == "overlay"]
+    return all(loaded.get(skill.full_id, skill.digest) == skill.digest for skill in overlay_skills)
 
 
 def loader_of(entry: LoadedSkill) -> By:

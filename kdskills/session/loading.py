@@ -120,7 +120,7 @@ async def _attempt(
     changed = [(e.id, e.digest) for e in record.active] != [(e.id, e.digest) for e in entries]
     for entry in fresh:
         core.emit(call, "skill.loaded", id=public_id(skills[entry.id]), digest=entry.digest, by=entry.loaded_by)
-    adopt(call, loaded)
+    await adopt(call, loaded)
     bodies = tuple(_active(core, call, loaded, entry) for entry in committed.active)
     return LoadReceipt(tuple(skill.receipt for skill in bodies), changed, tokens, bodies)
 
@@ -261,9 +261,10 @@ async def prune_everywhere(core: Core, full_id: str) -> None:
         after = page[-1].session_id
 
 
-def adopt(call: Call, loaded: GatedSession) -> None:
+async def adopt(call: Call, loaded: GatedSession) -> None:
     """Bring the sources of every shown skill into the turn's pool, in prompt order."""
     if call.scope.sources is not None:
+        await call.scope.sources.resolve(item.skill for item in loaded.texts)
         for item in loaded.texts:
             call.scope.sources.adopt(item.skill, "", digest=item.body.digest)
 

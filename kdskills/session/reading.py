@@ -17,9 +17,10 @@ from kdskills.session.loading import loaded_ref, public_name, skill_receipt
 from kdskills.session.receipts import ReadResult, SkillReceipt, bytes_digest
 from kdskills.session.store import LoadedSkill
 from kdskills.session.workspace import clean_path, media_type
+from kdskills.skills.folder import shown_digest, skill_bytes
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import FarContent, far_content
-from kdskills.skills.safe_open import ROOT_FLAGS, open_folder_at, read_file
+from kdskills.skills.safe_open import ROOT_FLAGS, is_withheld, join, open_folder_at
 from kdskills.skills.selection import Refused
 
 T = TypeVar("T")
@@ -73,10 +74,10 @@ async def find_target(core: Core, call: Call, ref: str | None) -> Target:
     if isinstance(loaded_id, Refused):
         core.granted(call, session, [wanted_name], "model")  # raises `skill_not_found`, as every refusal does
         raise refuse("skill_not_found", f"no such skill: {wanted_name!r}", names=[wanted_name], near=[])
-    own = next((entry for entry in record.active if entry.id == loaded_id), None)
-    if own is None:
+    loaded_entry = next((entry for entry in record.active if entry.id == loaded_id), None)
+    if loaded_entry is None:
         raise refuse("skill_not_active", f"the skill {wanted_name!r} is not loaded; load it first", name=wanted_name)
-    return Target(session, session.skills[loaded_id], own)
+    return Target(session, session.skills[loaded_id], loaded_entry)
 
 
 async def read(core: Core, call: Call, path: str, skill: str | None, encoding: str, offset: int) -> ReadResult:
@@ -98,6 +99,8 @@ async def read(core: Core, call: Call, path: str, skill: str | None, encoding: s
         digest = await asyncio.to_thread(bytes_digest, data)
         return replace(facts, digest=digest, b64=base64.b64encode(data[offset:]).decode("ascii"))
     if len(data) <= SMALL:
+        if call.scope.sources is not None:
+            await call.scope.sources.resolve([target.skill])
         return _text(core, call, target, facts, data)
     return await asyncio.to_thread(_text, core, call, target, facts, data)
 
@@ -113,7 +116,7 @@ def skill_file(skill: Skill, clean: str, limit: int) -> bytes:
     if skill.folder is None:
         raise refuse("resource_not_found", "this skill has no files", path=clean, siblings=[])
     try:
-        return read_file(skill.folder, clean, limit=limit).data
+        return skill_bytes(skill, clean, limit)
     except FileRefused as error:
         explain(error, skill.folder, clean, limit)
 
@@ -178,7 +181,11 @@ def entries_of(root: Path, folder: str) -> list[str]:
             os.close(current)
             current = deeper
         with os.scandir(current) as listing:
-            names = sorted(entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "") for entry in listing)
+            names = sorted(
+                entry.name + ("/" if entry.is_dir(follow_symlinks=False) else "")
+                for entry in listing
+                if not is_withheld(join(folder, entry.name))
+            )
     except (FileRefused, OSError):
         return []
     finally:
@@ -218,9 +225,11 @@ async def describe(core: Core, call: Call | None, ref: str) -> SkillReceipt:
     return skill_receipt(grant.skill, body, gate, core.config.locations, imports=imports, tree=tree)
 
 
-def fresh_tree(skill: Skill) -> str:
-    """Return the digest over the skill's files as they are now; raises `skill_unreadable`."""
+def fresh_tree(skill: Skill, *, shown: bool = False) -> str:
+    """Return the digest over the skill's files as they are now, with *shown* over those that are mounted; raises
+    `skill_unreadable`.
+    """
     try:
-        return skill.tree_digest()
+        return shown_digest(skill) if shown else skill.tree_digest()
     except FileRefused as error:
         raise refuse("skill_unreadable", f"the files of this skill cannot be read: {error.message}") from error

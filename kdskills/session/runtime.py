@@ -367,11 +367,12 @@ class SkillRuntime:
         env: Mapping[str, str] | None = None,
         workdir: str = ".",
         timeout_s: float | None = None,
+        stdin: bytes = b"",
         scope: TurnScope = NO_TURN,
     ) -> ScriptResult:
         """Run a script of a loaded skill in isolation."""
         seconds = self.config.limits.script_timeout_s if timeout_s is None else timeout_s
-        run = scripts.Run(path, skill, tuple(args), dict(env or {}), workdir, seconds)
+        run = scripts.Run(path, skill, tuple(args), dict(env or {}), workdir, seconds, stdin)
         return await scripts.run_script(self._core, Call(session_id, scope), run)
 
     async def instructions(
@@ -418,7 +419,8 @@ class SkillRuntime:
         whole = self._catalogs.whole(self._core, Call(session_id or "", scope), gate)
         fits = whole is not None and whole.shown == whole.total
         names = tools.enumerated(gate, record, fits)
-        return self._catalogs.specs(tools.offered(self._core, scope.tools, fits=fits), names, style)
+        loaded = tools.names_loaded(gate, record) if scope.brief else None
+        return self._catalogs.specs(tools.offered(self._core, scope.tools, fits=fits), names, style, loaded)
 
     def _mutable(self) -> SkillCatalog:
         if self._catalog is None:

@@ -42,7 +42,7 @@ from kdskills.session.receipts import ScriptResult, ScriptStatus
 from kdskills.session.workspace import Collected, clean_path, script_path, suffix_of
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import far_content
-from kdskills.skills.safe_open import walk_tree
+from kdskills.skills.safe_open import walk_shown
 
 if TYPE_CHECKING:
     from kdskills.environments.scripts import ScriptPackages
@@ -94,6 +94,7 @@ class Run:
     env: Mapping[str, str]
     workdir: str
     timeout_s: float
+    stdin: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ def check_shape(core: Core, run: Run) -> None:
         raise invalid("invalid arguments: " + "; ".join(f"{p} {t}" for p, t in problems[:5]), *problems)
     forbidden = call_env_problems(run.env, limits.max_env)
     if forbidden:
-        found = "; ".join(f"{path} {text}" for path, text in forbidden[:5])
-        raise invalid(f"the env of this call is not allowed: {found}", *forbidden)
+        listed_problems = "; ".join(f"{path} {text}" for path, text in forbidden[:5])
+        raise invalid(f"the env of this call is not allowed: {listed_problems}", *forbidden)
 
 
 async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
@@ -145,7 +146,11 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     check_shape(core, run)
     target = await find_target(core, call, run.skill)
     run, note = await asyncio.to_thread(_split_command_line, core, target.skill, run)
-    clean = script_path(run.path)
+    try:
+        clean = script_path(run.path)
+    except ToolCallRefused as error:
+        error.details["siblings"] = await asyncio.to_thread(_script_of_name, core, target.skill, run.path)
+        raise
     await asyncio.to_thread(check_script, target.skill, clean, core.config.limits.max_read_bytes)
     workdir = await asyncio.to_thread(_workdir, call, target.skill, run.workdir)
     command = core.config.interpreters.get(suffix_of(clean))
@@ -155,10 +160,11 @@ async def run_script(core: Core, call: Call, run: Run) -> ScriptResult:
     arguments = {"path": clean, "args": list(run.args), "env": sorted(run.env), "workdir": run.workdir}
     core.ask(call, target.session.record, "run", target.skill, arguments, clean)
     prepared = PreparedRun(run, target, clean, command, workdir, executor)
-    tree = await asyncio.to_thread(fresh_tree, target.skill)
-    await _approve(core, call, prepared, tree)
+    # What is mounted is digested first: the digest that is approved then is of the same files, or the run is refused.
+    mounted = await asyncio.to_thread(fresh_tree, target.skill, shown=True)
+    await _approve(core, call, prepared, await asyncio.to_thread(fresh_tree, target.skill))
     async with skill_on_host(target.skill, clean) as folder:
-        result = await _execute(core, call, prepared, tree, folder)
+        result = await _execute(core, call, prepared, mounted, folder)
     return replace(result, note=note) if note else result
 
 
@@ -188,6 +194,12 @@ def _split_command_line(core: Core, skill: Skill, run: Run) -> tuple[Run, str]:
     return split, f"path held a command line: ran {words[0]} with args {args}"
 
 
+def _script_of_name(core: Core, skill: Skill, path: str) -> list[str]:
+    """Return the script below `scripts/` that *path* may mean, or nothing."""
+    script_path = f"scripts/{path.rpartition('/')[2]}"
+    return [script_path] if _is_script(skill, script_path, core.config.limits.max_read_bytes) else []
+
+
 def _is_script(skill: Skill, path: str, limit: int) -> bool:
     try:
         check_script(skill, script_path(path), limit)
@@ -214,7 +226,7 @@ def _workdir(call: Call, skill: Skill, workdir: str) -> str:
     if skill.folder is None:
         raise refuse("resource_not_found", f"there is no folder {workdir!r}", path=workdir, siblings=[])
     try:
-        below = walk_tree(skill.folder)
+        below = walk_shown(skill.folder)
     except FileRefused as error:
         message = f"the files of this skill cannot be read: {error.message}"
         raise refuse("skill_unreadable", message, path=workdir) from error
@@ -247,6 +259,7 @@ async def _approve(core: Core, call: Call, prepared: PreparedRun, tree: str) -> 
             env_names=tuple(sorted(prepared.run.env)),
             executor=prepared.executor.name,
             network=() if network == "none" else network,
+            user=call.scope.user_id,
         ),
         call.scope.events or core.config.events,
         public_id(prepared.target.skill),
@@ -298,6 +311,7 @@ async def _execute(core: Core, call: Call, prepared: PreparedRun, tree: str, fol
     request = ExecRequest(
         script=ScriptCall(skill.full_id, prepared.clean, prepared.run.args),
         interpreter=prepared.command,
+        stdin=prepared.run.stdin,
         env={**own, **turn, **operator, **prepared.run.env},
         skills=(SkillMount(skill.full_id, folder, tree),),
         environment=environment,

@@ -6,20 +6,22 @@ import asyncio
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from kdskills.errors import KdskillsError, ModelMustAct, SessionError
-from kdskills.models import ToolSpec
+from kdskills.models import ToolSpec, parse_object
 from kdskills.prompts import LEVELS, ActiveEntry, Catalog, CatalogListing, hidden_alias, render_active
 from kdskills.session import loading, reading, scripts
+from kdskills.session.advice import RefusedCall, advised
 from kdskills.session.approval import origin_of
-from kdskills.session.codes import invalid, refuse
+from kdskills.session.brief import BRIEF, brief_rules
+from kdskills.session.codes import invalid, not_found, refuse
 from kdskills.session.core import TRIES, Call, Core, GatedSession, conflict
 from kdskills.session.loading import adopt, loaded_now, public_id, public_name, shown_text
 from kdskills.session.receipts import (
@@ -33,9 +35,10 @@ from kdskills.session.receipts import (
     ToolSuccess,
     UnloadReceipt,
 )
+from kdskills.session.scope import TurnScope
 from kdskills.session.source import Gate
 from kdskills.session.store import SessionRecord, StoreConflict
-from kdskills.skills.selection import CatalogMode
+from kdskills.skills.selection import CatalogMode, Refused
 
 MAX_ENUM: Final = 250
 MAX_QUERY: Final = 20_000
@@ -114,6 +117,9 @@ INPUTS: Final[Mapping[str, type[_Input]]] = MappingProxyType(
 )
 """The five tools by dotted id, in the order they are offered."""
 
+CHANGES: Final = frozenset({"skills.load", "skills.unload"})
+"""Tools that change what is loaded: calls sent after one of them wait for it."""
+
 DESCRIPTIONS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "skills.load": "Load skills so that their instructions apply from the next step on.",
@@ -188,6 +194,19 @@ def specs(tools: Sequence[str], names: Sequence[str], style: str = "safe") -> tu
     )
 
 
+def brief_specs(
+    tools: Sequence[str], names: Sequence[str], loaded: Sequence[str], style: str = "safe"
+) -> tuple[ToolSpec, ...]:
+    """Return in few words the specs of those *tools* that are of use while the skills *loaded* are.
+
+    A small model repeats a call as long as it is offered it: what is loaded cannot be loaded, the rest has no files yet.
+    """
+    chosen = {"skills.load": [name for name in names if name not in loaded], "skills.search": names}
+    useful = [tool for tool in tools if chosen.get(tool, loaded) or (tool in chosen and "skills.search" in tools)]
+    texts = [(BRIEF[tool], spec) for tool in useful for spec in specs([tool], chosen.get(tool, loaded), style)]
+    return tuple(text.spec(spec) for text, spec in texts if text is not None)
+
+
 Answer = LoadReceipt | SearchReceipt | UnloadReceipt | ReadResult | ScriptResult
 
 
@@ -232,20 +251,58 @@ async def reply(core: Core, call: Call, tool: str, arguments: Mapping[str, Any] 
         names = ", ".join(offered(core, call.scope.tools))
         return failed(tool, refuse("tool_not_found", f"there is no tool {tool!r}; there are {names}", tool=tool))
     try:
-        receipt = await _receipt(core, call, tool_id, arguments)
+        async with core.order.after_changes(call.session_id, changes=tool_id in CHANGES):
+            receipt = await _receipt(core, call, tool_id, arguments)
     except (ModelMustAct, SessionError) as error:
-        return failed(tool_id, error)
-    return succeeded(core, tool_id, receipt)
+        spellings = {each if "." in tool else safe_name(each) for each in offered(core, call.scope.tools)}
+        return failed(tool_id, error, refused_call(tool, arguments, spellings, await _gate(core, call)))
+    return succeeded(core, tool_id, receipt, call.scope if call.scope.brief else None)
 
 
-def failed(tool: str, error: KdskillsError) -> ToolReply:
-    """Return the reply of a refusal; the gate's own reason is never in it."""
-    wire = error.to_json()
-    return ToolFailure(tool, error=wire["error"], text=wire_text(wire))
+async def _gate(core: Core, call: Call) -> Gate | None:
+    """Return the gate of a session, or None where it cannot be had."""
+    try:
+        return (await core.gated_session(call, touch=False)).gate
+    except KdskillsError:
+        return None
 
 
-def succeeded(core: Core, tool: str, receipt: Answer) -> ToolReply:
-    """Return the reply of an answer, with the bodies and their pins when bodies travel in results."""
+def check_call(gate: Gate | None, tool: str, arguments: Mapping[str, Any]) -> None:
+    """Raise `tool_not_found`, `invalid_argument`, or `skill_not_found` for a call of a skill tool that cannot be made."""
+    tool_id = dotted(tool)
+    if tool_id is None:
+        raise refuse("tool_not_found", f"there is no tool {tool!r}", tool=tool)
+    checked = parse(INPUTS[tool_id], arguments)
+    names = [name for name in (*getattr(checked, "names", ()), getattr(checked, "skill", None)) if name]
+    if gate is not None and any(isinstance(gate.resolve(name), Refused) for name in names):
+        raise not_found(names, ())
+
+
+def refused_call(
+    tool: str, arguments: Mapping[str, Any] | str, tools: Collection[str], gate: Gate | None = None
+) -> RefusedCall:
+    """Return a refused call of a skill tool as a correction needs it; *tools* are spellings of those offered."""
+    parsed = arguments if isinstance(arguments, Mapping) else parse_object(arguments)
+    form = schema(str(dotted(tool))) if dotted(tool) else {}
+    return RefusedCall(tool, arguments if parsed is None else parsed, form, partial(check_call, gate), tools)
+
+
+def failed(tool: str, error: KdskillsError, refused: RefusedCall | None = None) -> ToolReply:
+    """Return the reply of a refusal, what to do next first; the gate's own reason is never in it."""
+    wire = advised(error.to_json()["error"], refused)
+    return ToolFailure(tool, error=wire, text=wire_text({"error": wire}))
+
+
+LOADED: Final = "Do now what their text in <active_skills> says."
+MAX_REPEATED: Final = 300
+"""Characters of a request that are repeated to a small model."""
+
+
+def succeeded(core: Core, tool: str, receipt: Answer, brief: TurnScope | None = None) -> ToolReply:
+    """Return the reply of an answer, with the bodies and their pins when bodies travel in results.
+
+    In a *brief* turn a load is answered by what to do next, without what stands in the prompt anyway.
+    """
     wire = receipt.to_json()
     pin = None
     if isinstance(receipt, SearchReceipt):
@@ -258,6 +315,11 @@ def succeeded(core: Core, tool: str, receipt: Answer) -> ToolReply:
                 {"name": skill.name, "origin": skill.receipt.origin, "text": skill.body} for skill in bodies
             ]
         pin = " ".join(f"skill:{skill.receipt.id}@{skill.receipt.digest}" for skill in bodies) or None
+        if brief and not bodies:
+            words = {"loaded": [skill.name for skill in receipt.bodies], "next": LOADED}
+            if brief.request:
+                words["task"] = brief.request[:MAX_REPEATED]
+            return ToolSuccess(tool, result=wire, text=wire_text(words))
     return ToolSuccess(tool, result=wire, text=wire_text(wire), pin=pin)
 
 
@@ -289,13 +351,15 @@ _USES: Final = {
 }
 
 
-def rules_text(tools: Sequence[str], *, style: str = "safe", offered: bool = True) -> str:
+def rules_text(tools: Sequence[str], *, style: str = "safe", offered: bool = True, brief: bool = False) -> str:
     """Return the base rules, naming exactly *tools*, `""` for none; *offered* is False when bodies are tool results."""
-    tool_ids = [tool for tool in INPUTS if tool in tools]
-    if not tool_ids:
+    spellings = {tool: safe_name(tool) if style == "safe" else tool for tool in INPUTS if tool in tools}
+    if not spellings:
         return ""
-    uses = [_USES[tool].format(name=safe_name(tool) if style == "safe" else tool) for tool in tool_ids]
+    uses = [_USES[tool].format(name=name) for tool, name in spellings.items()]
     position = "inside <active_skills>" if offered else "in the result of loading them"
+    if brief:
+        return brief_rules(spellings, position)
     lines = [
         "Skills are instructions, files and scripts for particular kinds of work. <available_skills> lists them.",
         *(f"- To use skills, {use}." if number == 0 else f"- You may also {use}." for number, use in enumerate(uses)),
@@ -365,9 +429,16 @@ class Catalogs:
                     core.emit(call, "diagnostic", code=finding.code, message=finding.message)
         return self._once(self._hits, key, lambda: known)
 
-    def specs(self, tools: tuple[str, ...], names: tuple[str, ...], style: str) -> tuple[ToolSpec, ...]:
-        """Return the specs of *tools*, built once per set of names and spelling."""
-        return self._once(self._specs, (tools, names, style), lambda: specs(tools, names, style))
+    def specs(
+        self, tools: tuple[str, ...], names: tuple[str, ...], style: str, loaded: tuple[str, ...] | None
+    ) -> tuple[ToolSpec, ...]:
+        """Return the specs of *tools*, built once per set of names and spelling; brief ones where *loaded* is no None."""
+        key = (tools, names, style, loaded)
+        return self._once(
+            self._specs,
+            key,
+            lambda: specs(tools, names, style) if loaded is None else brief_specs(tools, names, loaded, style),
+        )
 
 
 def active_text(core: Core, call: Call, session: GatedSession) -> str:
@@ -420,7 +491,7 @@ async def listed_now(core: Core, call: Call, catalogs: Catalogs, session: GatedS
 async def instructions(core: Core, call: Call, catalogs: Catalogs) -> PromptParts:
     """Return the parts for a model call. Equal state gives equal bytes."""
     session = await loaded_now(core, call)
-    adopt(call, session)
+    await adopt(call, session)
     loaded = tuple(full_id for full_id in session.record.ids if full_id in session.gate.names_by_id)
     whole = catalogs.whole(core, call, session.gate, loaded)
     session, catalog = await listed_now(core, call, catalogs, session) if whole is None else (session, whole)
@@ -430,12 +501,21 @@ async def instructions(core: Core, call: Call, catalogs: Catalogs) -> PromptPart
         core.emit(call, "catalog.truncated", shown=whole.shown, total=whole.total, level=whole.level, gone=0)
     in_text = core.config.body_in == "instructions"
     tools = offered(core, call.scope.tools, fits=fits) if gate.names or record.active else ()
-    rules = rules_text(tools, style=call.scope.style, offered=in_text)
+    if call.scope.brief:
+        names, loaded_names = enumerated(gate, record, fits), names_loaded(gate, record)
+        tools = tuple(spec.tool_id for spec in brief_specs(tools, names, loaded_names))
+    rules = rules_text(tools, style=call.scope.style, offered=in_text, brief=call.scope.brief)
     active = active_text(core, call, session) if in_text else ""
     listed = tuple(gate.names) if fits else tuple(gate.names_by_id[full_id] for full_id in catalog.listed)
     base = call.scope.base.strip()
     parts = PromptParts(rules, catalog.text, active, base, 0, catalog.level, listed, catalog.total)
     return replace(parts, tokens=core.count(call.scope, parts.text))
+
+
+def names_loaded(gate: Gate, record: SessionRecord | None) -> tuple[str, ...]:
+    """Return the names of the loaded skills."""
+    ids = () if record is None else record.ids
+    return tuple(gate.names_by_id[full_id] for full_id in ids if full_id in gate.names_by_id)
 
 
 def enumerated(gate: Gate, record: SessionRecord | None, fits: bool) -> tuple[str, ...]:

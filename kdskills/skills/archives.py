@@ -15,24 +15,24 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import stat
 import struct
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final
 
-from kdskills.errors import CallerMustAct, Diagnostic
+from kdskills.errors import CallerMustAct, Diagnostic, FileRefused
 from kdskills.skills.fields import MAX_NAME, name_problem
 from kdskills.skills.folder import SKILL_FILES
 from kdskills.skills.frontmatter import MAX_SKILL_BYTES
 from kdskills.skills.model import Skill
 from kdskills.skills.parse import parse_skill, parse_skill_bytes, validate_skill
-from kdskills.skills.private_files import make_folder
+from kdskills.skills.private_files import make_folder, remove_tree
 from kdskills.skills.safe_open import TreeFile, open_file, read_tree, version_of
 
 MIB = 1024 * 1024
@@ -357,33 +357,51 @@ _TIME, _DATE = 0, (1 << 5) | 1
 """Midnight of 1 January 1980, the first moment a zip knows."""
 
 
-def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> None:
+class StoredZip:
+    """Writes a zip of stored files to *out*, from its current place on: the same bytes for the same calls."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out, self._position = out, 0
+        self._directory: list[bytes] = []
+
+    def add(self, name: bytes, mode: int, size: int, crc: int, content: Iterable[bytes]) -> tuple[int, str]:
+        """Write an entry of this size and CRC-32, and return the size and SHA-256 in hex of what was written."""
+        fields = (_VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, size, size, len(name), 0)
+        row = CENTRAL.pack(CENTRAL_MARK, _UNIX | _VERSION, *fields, 0, 0, 0, mode << 16, self._position) + name
+        self._directory.append(row)
+        self._position += self._out.write(LOCAL.pack(LOCAL_MARK, *fields)) + self._out.write(name)
+        begin, hasher = self._position, hashlib.sha256()
+        for piece in content:
+            hasher.update(piece)
+            self._position += self._out.write(piece)
+        return self._position - begin, hasher.hexdigest()
+
+    def end(self) -> None:
+        """Write the directory, after the last entry."""
+        size, count = sum(map(self._out.write, self._directory)), len(self._directory)
+        self._out.write(END.pack(END_MARK, 0, 0, count, count, size, self._position, 0))
+
+
+def write_archive(folder: Path, out: BinaryIO, *, name: str | None = None) -> tuple[TreeFile, ...]:
     """Write the skill in *folder* to *out*, from its current place on, in pieces, below the root folder *name*.
 
-    The name is the folder's own when omitted. Raises FileRefused for what is no regular file, cannot be read, or
-    changed meanwhile.
+    The name is the folder's own when omitted; with an empty one, the skill file lies at the top. Returns the files that were
+    written. Raises FileRefused for what is no regular file, cannot be read, or changed meanwhile.
     """
-    top = name or folder.name
-    directory: list[bytes] = []
-    position = 0
-    for file in read_tree(folder):
-        name_bytes = f"{top}/{file.path}".encode()
-        crc = 0
+    top, archive = "" if name == "" else f"{name or folder.name}/", StoredZip(out)
+    files = read_tree(folder)
+    for file in files:
+        crc, mode = 0, stat.S_IFREG | (0o755 if file.executable else 0o644)
         with open_file(folder, file.path) as stream:
-            while piece := stream.read(PIECE):
+            for piece in iter(partial(stream.read, PIECE), b""):
                 crc = zlib.crc32(piece, crc)
-        fields = (_VERSION, UTF8_NAME, STORED, _TIME, _DATE, crc, file.size, file.size, len(name_bytes), 0)
-        mode = stat.S_IFREG | (0o755 if file.executable else 0o644)
-        row = CENTRAL.pack(CENTRAL_MARK, _UNIX | _VERSION, *fields, 0, 0, 0, mode << 16, position)
-        directory.append(row + name_bytes)
-        position += out.write(LOCAL.pack(LOCAL_MARK, *fields)) + out.write(name_bytes)
-        with open_file(folder, file.path) as stream:
-            while piece := stream.read(PIECE):
-                position += out.write(piece)
-    begin = position
-    for row in directory:
-        position += out.write(row)
-    out.write(END.pack(END_MARK, 0, 0, len(directory), len(directory), position - begin, begin, 0))
+            stream.seek(0)
+            content = iter(partial(stream.read, PIECE), b"")
+            written = archive.add(f"{top}{file.path}".encode(), mode, file.size, crc, content)
+        if written != (file.size, file.sha256):
+            raise FileRefused(f"{file.path!r} changed while it was read", code="unreadable", path=file.path)
+    archive.end()
+    return files
 
 
 MACOS = "__MACOSX"
@@ -605,26 +623,23 @@ def unpack_skill(archive: Path, into: Path, *, limits: ArchiveLimits | None = No
     """Unpack the zip *archive* to `into/<name>`; files end up read-only, execute bits kept.
 
     *into* is a folder that is not there yet (else FileExistsError); it is made, and on any failure it is gone again.
-    Bounds are those of `docs/reference/archives.md` when *limits* is omitted. Raises ArchiveRefused when a rule is
-    broken.
+    Bounds are those of `docs/reference/archives.md` when *limits* is omitted. Raises ArchiveRefused.
     """
-    bounds = limits or ArchiveLimits()
     with archive.open("rb") as stream:
-        unpack_plan = plan(read_directory(stream, bounds), bounds)
-        name = _name(stream, unpack_plan)
-        into.mkdir(mode=0o700)
-        try:
-            return _unpacked(stream, unpack_plan, name, into)
-        except BaseException:  # raised again: nothing half-unpacked stays
-            remove_tree(into)
-            raise
+        bounds = limits or ArchiveLimits()
+        return unpack_entries(stream, read_directory(stream, bounds), into, bounds)
 
 
-def remove_tree(folder: Path) -> None:
-    """Remove a folder whose folders may be read-only."""
-    for directory, _, _ in os.walk(folder):
-        Path(directory).chmod(0o700)
-    shutil.rmtree(folder)
+def unpack_entries(stream: BinaryIO, entries: Sequence[ZipEntry], into: Path, limits: ArchiveLimits) -> UnpackedSkill:
+    """Unpack the skill that *entries* of the open archive make, as `unpack_skill` does. Raises as it does."""
+    unpack_plan = plan(entries, limits)
+    name = _name(stream, unpack_plan)
+    into.mkdir(mode=0o700)
+    try:
+        return _unpacked(stream, unpack_plan, name, into)
+    except BaseException:  # raised again: nothing half-unpacked stays
+        remove_tree(into)
+        raise
 
 
 def _name(stream: BinaryIO, unpack_plan: UnpackPlan) -> str:

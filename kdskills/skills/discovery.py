@@ -34,6 +34,7 @@ from kdskills.skills.safe_open import (
     RACY_NS,
     ROOT_FLAGS,
     bytes_digest,
+    is_withheld,
     join,
     newest_of,
     open_file_at,
@@ -79,8 +80,11 @@ class FolderListing:
         return next((name for name in SKILL_YAML if name in self.files), None)
 
 
-def list_folder(descriptor: int, path: str) -> FolderListing:
-    """List an open folder; *path* is its path below the root, for findings. Raises OSError."""
+def list_folder(descriptor: int, path: str, stamps: dict[str, bytes] | None = None) -> FolderListing:
+    """List an open folder; *path* is its path below the root, for findings. Raises OSError.
+
+    Into *stamps*, if any, go those of the files that discovery does not read, by their paths below the root.
+    """
     stamp = stamp_of(os.fstat(descriptor))
     folders: list[str] = []
     files: dict[str, bool] = {}
@@ -106,7 +110,10 @@ def list_folder(descriptor: int, path: str) -> FolderListing:
                         continue
             count += 1
             with suppress(FileNotFoundError):  # gone since it was listed; the folder's stamp will tell
-                size += entry.stat(follow_symlinks=False).st_size
+                facts = entry.stat(follow_symlinks=False)
+                size += facts.st_size
+                if stamps is not None and name not in files:
+                    stamps[join(path, name)] = stamp_of(facts)
     folders.sort()
     if notes:
         notes.sort(key=lambda note: note.path or "")
@@ -142,6 +149,7 @@ class SkillFolder:
     digests: tuple[str, ...] = ()
     findings: list[Diagnostic] = field(default_factory=list)
     tools: tuple[SkillTool, ...] = ()
+    file_stamps: dict[str, bytes] | None = None
 
     @property
     def over(self) -> bool:
@@ -156,12 +164,14 @@ class SkillFolder:
         self.size += listing.size
 
 
-def walk_skill(descriptor: int, path: str, listing: FolderListing, *, nested: bool) -> SkillFolder:
-    """Look through everything an open skill's folder owns.
+def walk_skill(
+    descriptor: int, path: str, listing: FolderListing, stamps: dict[str, bytes] | None = None, *, nested: bool
+) -> SkillFolder:
+    """Look through everything an open skill's folder owns; *stamps* as for `list_folder`.
 
     With *nested* deeper skill files are skills of their own, and their folders are left to them.
     """
-    skill = SkillFolder()
+    skill = SkillFolder(file_stamps=stamps)
     skill.add(listing)
     _descend(descriptor, path, listing.folders, skill, nested, depth=1)
     if skill.over:
@@ -184,7 +194,7 @@ def _descend(parent: int, path: str, names: list[str], skill: SkillFolder, neste
             skill.notes.append(unreadable_note(folder_path, refusal))
             continue
         try:
-            listing = list_folder(descriptor, folder_path)
+            listing = list_folder(descriptor, folder_path, skill.file_stamps)
             skill.below.append(folder_path)
             if listing.skill_file is not None:
                 skill.nested.append(folder_path)
@@ -246,7 +256,7 @@ class RootScanner:
     """One walk through one root, whose folder *base* was resolved just now.
 
     *old* is what an earlier walk found, and *load* is asked about skills' folders that are new or may have changed. `listed`
-    holds the folders that had to be listed again.
+    holds the folders that had to be listed again. *stamps* as for `list_folder`.
     """
 
     def __init__(
@@ -257,8 +267,10 @@ class RootScanner:
         load: SkillLoader,
         clock: Callable[[], int],
         limits: ScanLimits = SCAN_LIMITS,
+        stamps: dict[str, bytes] | None = None,
     ) -> None:
         self._root = root
+        self._stamps = stamps
         self._base = base
         self._prefix = base.rstrip("/") + "/"
         self._old_folders = old.folders if old is not None else {}
@@ -319,14 +331,14 @@ class RootScanner:
         if plain is None or not self._is_unchanged(path, plain.stamp):
             self.listed.add(path)
             try:
-                listing = list_folder(folder.descriptor(), path)
+                listing = list_folder(folder.descriptor(), path, self._stamps)
             except (FileRefused, OSError) as error:
                 # No folder has this stamp: the next walk tries again.
                 self._folders[path] = PlainFolder(NO_STAMP, (), (unreadable_note(path, error),))
                 return
             if listing.skill_file is not None and depth:
                 descriptor = folder.descriptor()
-                skill = walk_skill(descriptor, path, listing, nested=self._root.nested)
+                skill = walk_skill(descriptor, path, listing, self._stamps, nested=self._root.nested)
                 old = self._old_skills.get(path)
                 self._adopt(folder, self._load(descriptor, path, namespace, listing, skill, old), depth)
                 return
@@ -378,6 +390,8 @@ class RootScanner:
             return
         namespace = record.full_id.partition(".")[0]
         for nested_path in record.nested:
+            if is_withheld(nested_path[len(record.path) + 1 :]):
+                continue
             with ExitStack() as chain:
                 inner = folder
                 for name in nested_path[len(folder.path) + 1 :].split("/"):

@@ -160,7 +160,7 @@ def _passed(step: int, rules: Rules, skill: Skill) -> tuple[str, str | None, str
     elif step == 4:
         reason = "the skill names no consumers"
     elif step == 5 and rules.enabled is not None:
-        rule, source = rules.allowed.match(skill.full_id), f"{rules.source}.enabled"
+        rule, source = rules.allowed.match(skill.full_id), rules.allow_source
         reason = f"{source} holds {rule!r}"
     elif step == 5:
         reason = f"{rules.source} has no allow-list"

@@ -7,6 +7,7 @@ skills are cached, and compared with what discovery saw.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
@@ -22,16 +23,21 @@ from kdskills.errors import Diagnostic, FileRefused, RootChanged, RootMissing
 from kdskills.skills.fields import FALSE_WORDS, near_required
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import BOM, MAX_SKILL_BYTES, read_body, trim_body
-from kdskills.skills.model import SkillTool, Verdict
+from kdskills.skills.model import Skill, SkillTool, Verdict
 from kdskills.skills.safe_open import (
     RACY_NS,
+    TreeFile,
+    TreeRow,
     bytes_digest,
+    is_withheld,
     newest_of,
     printable_path,
     read_file,
+    read_tree,
     rows_digest,
     stamp_of,
     tree_digest,
+    tree_rows,
 )
 from kdskills.skills.yaml_core import (
     Document,
@@ -248,6 +254,22 @@ What the rows mean is decided by `kdskills.sources.normalize_sources`.
 """
 
 
+def tools_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `tools.yaml`; what it refuses refuses the skill, or is `environment_invalid`."""
+    word = {"type": ["string", "number", "boolean"], "pattern": r"\S"}
+    names = {"type": ["string", "array", "null"], "items": {"type": "string"}}
+    keys: dict[str, Any] = {key: {} for key in sorted(_TOOL_KEYS)}
+    keys["id"] = word | {"description": "The tool, as programs call it."}
+    keys["why"] = {"description": "What the skill needs it for."}
+    keys["required"] = {"description": "Whether the skill is refused without it; what is not understood means yes."}
+    entry = {"anyOf": [word, {"type": "object", "required": ["id"], "properties": keys}]}
+    tools = {"type": "array", "items": entry}
+    needs = {key: names | {"description": f"What scripts need of {key}."} for key in ("python", "node", "programs")}
+    either = [{"required": ["tools"]}, {"required": ["tool_ids"]}]
+    mapping = {"type": "object", "anyOf": either, "properties": {"tools": tools, "tool_ids": tools, **needs}}
+    return {"title": "Tools that a skill needs", "anyOf": [tools, mapping]}
+
+
 class FolderParts(NamedTuple):
     """What of a skill folder is read to parse it."""
 
@@ -389,13 +411,21 @@ class ContentReader:
             self._cached_bytes = 0
 
     def read(
-        self, base: str, path: str, *, limit: int, expected: str, ref: str, decode: Callable[[bytes], ContentRead[T]]
+        self,
+        base: str,
+        path: str,
+        *,
+        limit: int,
+        expected: str,
+        ref: str,
+        decode: Callable[[bytes], ContentRead[T]],
+        pinned: bool = False,
     ) -> ContentRead[T]:
         """Read the file *path* of skill *ref* below the resolved root *base*.
 
         The cache serves when the file is certainly the same. *expected* is the digest the snapshot knows; what *decode*
         makes of the bytes is kept. Raises RootMissing (`skill_missing`) for a file that is gone or may not be read,
-        RootChanged (`skill_changed`) for another one in a verified registry.
+        RootChanged (`skill_changed`) for another one in a verified registry, or of a *pinned* skill.
         """
         entry = self._cached(base, path)
         if entry is None:
@@ -410,8 +440,9 @@ class ContentReader:
             self._store(f"{base}/{path}", entry)
         if entry.digest == expected:
             return entry.read
-        if self._verified:
-            message = f"{path} of skill {ref} is not the file this process was started with."
+        if self._verified or pinned:
+            was = "that was locked or signed" if pinned else "this process was started with"
+            message = f"{path} of skill {ref} is not the file {was}."
             raise RootChanged(message, code="skill_changed", ref=ref, path=path, expected=expected, found=entry.digest)
         message = f"{path} has changed since the skills were last looked through; the new text is served."
         changed = Diagnostic("stale", "warning", message, path, ref=ref, fix="Refresh the registry.")
@@ -450,10 +481,11 @@ class RegistryContent:
 
     `files` names the skill file, then its companions, and `digests` has the digest of each; `below` are the folders in the
     skill, relative to the root, or None where nobody looked. The readers raise `RootMissing` when the file is gone, and
-    `RootChanged` (`skill_changed`) when it has changed and the registry is verified; otherwise a changed file is `stale`.
+    `RootChanged` (`skill_changed`) when it has changed and the registry is verified, or the skill is pinned to files that
+    were judged; otherwise a changed file is `stale`.
     """
 
-    __slots__ = ("_base", "_digests", "_files", "_path", "_reader", "_ref", "below")
+    __slots__ = ("_base", "_digests", "_files", "_path", "_pinned", "_reader", "_ref", "below")
 
     def __init__(
         self,
@@ -471,7 +503,32 @@ class RegistryContent:
         self._ref = ref
         self._files = files
         self._digests = digests
+        self._pinned: str | None = None
         self.below = below
+
+    @property
+    def read_digests(self) -> dict[str, str]:
+        """Digests of the skill file and its companions, as discovery read them, by name; of those that it could read."""
+        return {name: digest for name, digest in zip(self._files, self._digests, strict=True) if digest}
+
+    @property
+    def looked_at(self) -> tuple[str, ...]:
+        """Paths in the skill's folder, "." for itself, that discovery has stamps of, in their order; none where nobody looked."""
+        if self.below is None:
+            return ()
+        return (".", *(path[len(self._path) + 1 :] for path in self.below), *self._files)
+
+    def pin(self, files: str | None) -> None:
+        """Hold the skill to exactly *files*, the lines of its `TreeFile`s with NULs between; None lets go of it."""
+        self._pinned = files
+
+    def confirm(self, path: str, data: bytes) -> None:
+        """Raise FileRefused, `skill_changed`, unless *data* is what the skill's file *path* is held to."""
+        if self._pinned is None:
+            return
+        digest, lines = hashlib.sha256(data).hexdigest(), self._pinned.split("\0")
+        if not any(TreeFile(path, len(data), digest, executable).line in lines for executable in (False, True)):
+            raise FileRefused(f"{path!r} is not what was locked or signed", code="skill_changed", path=path)
 
     def may_have(self, *names: str) -> list[str]:
         """Return those of *names* that may be folders of the skill: all where nobody looked."""
@@ -494,7 +551,10 @@ class RegistryContent:
             return text._replace(cost=weight)
 
         limit = LIMITS[name]
-        return self._reader.read(self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decode)
+        pinned = self._pinned is not None
+        return self._reader.read(
+            self._base, path, limit=limit, expected=expected, ref=self._ref, decode=decode, pinned=pinned
+        )
 
     def read_body(self) -> ContentRead[str]:
         """Return the body."""
@@ -521,5 +581,49 @@ class RegistryContent:
         return self.read_sources().value
 
     def tree_digest(self) -> str:
-        """Return the digest over every file of the skill, as they are now. Raises `FileRefused`."""
-        return tree_digest(self._base, self._path)
+        """Return the digest over every file of the skill, as they are now.
+
+        Raises `FileRefused`, `skill_changed` when the skill is pinned to other files, or to other ones that may be run: the
+        digest says nothing of that.
+        """
+        return rows_digest(self._rows())
+
+    def shown_digest(self) -> str:
+        """Return the digest over the files that models and programs may see, as they are now. Raises as `tree_digest`."""
+        return rows_digest(row for row in self._rows() if not is_withheld(row[0]))
+
+    def _rows(self) -> list[TreeRow]:
+        if self._pinned is None:
+            return tree_rows(self._base, self._path)
+        files = read_tree(self._base, self._path)
+        if self._pinned != "\0".join([file.line for file in files]):
+            raise FileRefused("its files are not what was locked or signed", code="skill_changed", path=self._path)
+        return [(file.path, file.size, file.sha256) for file in files]
+
+
+def shown_digest(skill: Skill) -> str:
+    """Return the digest over the files of *skill* that models and programs may see, as they are now: what is mounted is held
+    to it. Evaluations count in `skill.tree_digest()` alone. Raises FileRefused as that does.
+    """
+    if isinstance(skill.content, RegistryContent):
+        return skill.content.shown_digest()
+    # Content that lies elsewhere has no evaluations at all.
+    return skill.tree_digest() if skill.folder is None else tree_digest(skill.folder, shown=True)
+
+
+def skill_bytes(skill: Skill, path: str, limit: int) -> bytes:
+    """Return the bytes of a file of a skill on this host, of at most *limit*.
+
+    Evaluations are not there. Raises FileRefused as `read_file`, and `skill_changed` when it is not what the skill is held to.
+    """
+    if skill.folder is None or is_withheld(path):
+        raise FileRefused(f"{path!r} is not there", code="file_missing", path=path)
+    data = read_file(skill.folder, path, limit=limit).data
+    confirm_bytes(skill, path, data)
+    return data
+
+
+def confirm_bytes(skill: Skill, path: str, data: bytes) -> None:
+    """Raise FileRefused, `skill_changed`, unless *data* is what the skill's file *path* is held to, if it is."""
+    if isinstance(skill.content, RegistryContent):
+        skill.content.confirm(path, data)

@@ -13,7 +13,7 @@ from kdskills.errors import Diagnostic
 Disclosure = Literal["normal", "hidden"]
 Insert = Literal["instructions", "user-message"]
 Verdict = Literal["lenient", "spec", "skills-ref"]
-RootKind = Literal["builtin", "plugin", "user", "project", "bundle"]
+RootKind = Literal["overlay", "builtin", "plugin", "user", "project", "bundle"]
 
 
 T = TypeVar("T")

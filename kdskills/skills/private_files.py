@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -81,6 +82,13 @@ def close_tree(path: Path) -> None:
     for top, folders, files in os.walk(path):
         for name in (*folders, *files):
             _narrow(Path(top, name))
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whose folders may be read-only."""
+    for directory, _, _ in os.walk(folder):
+        Path(directory).chmod(0o700)
+    shutil.rmtree(folder)
 
 
 def open_private(path: Path, mode: str, **how: Any) -> IO[Any]:

@@ -6,11 +6,11 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kdskills.errors import CallerMustAct, Diagnostic, StrPath
 from kdskills.skills.discovery import SCAN_LIMITS, RootScanner, ScanLimits, SkillLoader
@@ -30,6 +30,22 @@ from kdskills.skills.roots import (
 from kdskills.skills.safe_open import join, printable_path
 
 Check = Callable[[Skill], Iterable[Diagnostic]]
+
+
+class SkillJudge(Protocol):
+    """Decides, beside checks, whether a skill's files are those that they should be; an error refuses the skill."""
+
+    def __call__(self, skill: Skill, record: SkillRecord, stamps: Mapping[str, bytes]) -> Iterable[Diagnostic]:
+        """Return what is wrong with *skill*; of one that may be used, the content is held to the files of now.
+
+        *record* is what discovery has of it just now, *stamps* are those of other files that it met, by path below the root.
+        """
+
+    def outdated(self, skills: Iterable[Skill]) -> Collection[str]:
+        """Return the full ids of those of *skills* of which something else may have to be said now."""
+
+    def settle(self) -> None:
+        """Hear that every skill was asked about."""
 
 
 @contextmanager
@@ -59,8 +75,7 @@ class _DiscoveryRun:
         self.error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Judged:
+class _Judged(NamedTuple):
     """What plugins said of a skill, kept as long as the skill stays the same object."""
 
     checked: Skill
@@ -69,10 +84,11 @@ class _Judged:
 
 
 def _judge(skill: Skill, findings: tuple[Diagnostic, ...]) -> _Judged:
+    if not findings:
+        return _Judged(skill, skill, ())
     if any(finding.severity == "error" for finding in findings):
         return _Judged(skill, None, findings)
-    told = replace(skill, diagnostics=(*skill.diagnostics, *findings)) if findings else skill
-    return _Judged(skill, told, findings)
+    return _Judged(skill, replace(skill, diagnostics=(*skill.diagnostics, *findings)), findings)
 
 
 class Winner(NamedTuple):
@@ -130,6 +146,7 @@ class SkillRegistry:
         roots: Where to look; used in the order of kinds, then as given. The last one wins a full id.
         index_dir: Where to keep what was found for the next start; `"default"` is the user's cache, None keeps nothing.
         check: Further findings about a skill; an error refuses it.
+        judge: Decides whether the skill's files are those that were locked and signed; None asks nothing.
         verified: Whether this is a child whose files must be those of the export: a missing root is an error, and a
             changed text is refused (`skill_changed`) instead of served with `stale`.
         clock: Nanoseconds since the epoch.
@@ -142,6 +159,7 @@ class SkillRegistry:
         *,
         index_dir: StrPath | None = "default",
         check: Check | None = None,
+        judge: SkillJudge | None = None,
         verified: bool = False,
         clock: Callable[[], int] = time.time_ns,
         limits: ScanLimits = SCAN_LIMITS,
@@ -149,6 +167,7 @@ class SkillRegistry:
         self.roots = order_roots(roots)
         self.verified = verified
         self._check = check
+        self._judge_files = judge
         self._clock = clock
         self._limits = limits
         self._store = IndexStore(index_dir)
@@ -226,18 +245,23 @@ class SkillRegistry:
         scans: dict[int, RootScan] = {}
         index_notes = dict(self._index_notes)
         fill_notes = [note for root in self.roots if root.fill is not None for note in root.fill()]
+        stamps: dict[int, dict[str, bytes]] = {}
         for number, root in enumerate(self.roots):
-            scans[number] = self._scan(number, root, index_notes)
+            scans[number] = self._scan(number, root, index_notes, stamps)
         old = self._current
+        outdated: Collection[str] = ()
+        if self._judge_files is not None:
+            outdated = self._judge_files.outdated([entry.checked for entry in self._judged.values()])
         if (
             old is not None
+            and not outdated
             and (index_notes, fill_notes) == (self._index_notes, self._fill_notes)
             and all(scan is self._scans.get(number) for number, scan in scans.items())
         ):  # then nothing has to be merged and judged again
             return old, RefreshReport((), (), (), old.diagnostics, old.generation)
         root_scans = [(root, scans[number]) for number, root in enumerate(self.roots)]
         winners, notes = merge(root_scans)
-        skills, invalid, judged = self._judge(winners, notes)
+        skills, invalid, judged = self._judge(winners, notes, outdated, stamps)
         diagnostics = tuple(  # a root that is missing is an error in a verified child
             replace(note, severity="error") if self.verified and note.code == "root_missing" else note
             for note in (*index_notes.values(), *fill_notes, *notes)
@@ -269,7 +293,10 @@ class SkillRegistry:
         self._fill_notes = fill_notes
         return snapshot, RefreshReport(added, changed, removed, snapshot.diagnostics, snapshot.generation)
 
-    def _scan(self, number: int, root: SkillRoot, notes: dict[int, Diagnostic]) -> RootScan:
+    def _scan(
+        self, number: int, root: SkillRoot, notes: dict[int, Diagnostic], stamps: dict[int, dict[str, bytes]]
+    ) -> RootScan:
+        """Look through one root; *stamps* get those of the root's files, by its identity, where they are judged."""
         if root.listing is not None:
             return root.listing.scan()
         base = os.path.realpath(root.path)
@@ -279,7 +306,8 @@ class SkillRegistry:
             old, ignored = self._store.load(root, base, loader.content)
             if ignored is not None:
                 notes[number] = ignored
-        scanner = RootScanner(root, base, old, loader, self._clock, self._limits)
+        file_stamps = None if self._judge_files is None else stamps.setdefault(id(root), {})
+        scanner = RootScanner(root, base, old, loader, self._clock, self._limits, file_stamps)
         scan = scanner.run()
         # An index that is a little behind only makes the next start read a little more, and costs no writing now. Folders
         # are counted, not visits: one that changed a moment ago is listed at every look until its stamp proves something.
@@ -293,7 +321,11 @@ class SkillRegistry:
         return scan
 
     def _judge(
-        self, winners: dict[str, Winner], diagnostics: list[Diagnostic]
+        self,
+        winners: dict[str, Winner],
+        diagnostics: list[Diagnostic],
+        outdated: Collection[str],
+        stamps: Mapping[int, Mapping[str, bytes]],
     ) -> tuple[dict[str, Skill], dict[str, InvalidSkill], dict[str, _Judged]]:
         """Sort winners into usable and refused; plugins may add findings, and an error refuses (fail closed)."""
         skills: dict[str, Skill] = {}
@@ -303,10 +335,15 @@ class SkillRegistry:
             winner = winners[name]
             skill = winner.record.skill
             findings: tuple[Diagnostic, ...] = ()
-            if skill is not None and self._check is not None:
+            if skill is not None and (self._check is not None or self._judge_files is not None):
                 verdict = self._judged.get(name)
-                if verdict is None or verdict.checked is not skill:
-                    verdict = _judge(skill, tuple(self._check(skill)))
+                if verdict is None or verdict.checked is not skill or name in outdated:
+                    if self._judge_files is not None:
+                        file_stamps = stamps.get(id(winner.root), {})
+                        findings = tuple(self._judge_files(skill, winner.record, file_stamps))
+                    if self._check is not None:
+                        findings += tuple(self._check(skill))
+                    verdict = _judge(skill, findings)
                 judged[name] = verdict
                 skill, findings = verdict.skill, verdict.findings
                 diagnostics += findings
@@ -314,4 +351,6 @@ class SkillRegistry:
                 invalid[name] = winner.refused(findings)
             else:
                 skills[name] = skill
+        if self._judge_files is not None:
+            self._judge_files.settle()
         return skills, invalid, judged

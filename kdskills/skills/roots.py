@@ -162,8 +162,8 @@ def far_content(skill: Skill) -> FarContent | None:
     return skill.content if isinstance(skill.content, FarContent) else None
 
 
-KIND_ORDER: tuple[RootKind, ...] = ("builtin", "plugin", "user", "project", "bundle")
-DEEP_KINDS: frozenset[RootKind] = frozenset({"user", "project"})
+KIND_ORDER: tuple[RootKind, ...] = ("overlay", "builtin", "plugin", "user", "project", "bundle")
+DEEP_KINDS: frozenset[RootKind] = frozenset({"overlay", "user", "project"})
 
 _CLIENT = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -478,6 +478,11 @@ class Snapshot:
     origins: Mapping[str, SkillRoot]
     generation: int
     built_at: int
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Namespaces of all skills, refused ones too."""
+        return frozenset(name.partition(".")[0] for name in (*self.skills, *self.invalid))
 
     @cached_property
     def digest(self) -> str:

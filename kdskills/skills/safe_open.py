@@ -199,6 +199,19 @@ def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
     return sorted(entries, key=lambda entry: os.fsencode(entry.path))
 
 
+EVALS = "evals"
+
+
+def is_withheld(path: str) -> bool:
+    """Whether no model and no program sees a skill's file *path*, relative to its folder: evaluations hold the right answers."""
+    return path.partition("/")[0].casefold() == EVALS  # some file systems do not tell `Evals` from `evals`
+
+
+def walk_shown(root: str | Path, below: str = "") -> list[TreeEntry]:
+    """List the files of a skill's folder that models and programs may see, as `walk_tree` does all."""
+    return [entry for entry in walk_tree(root, below) if not is_withheld(entry.path)]
+
+
 def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry]) -> None:
     if depth > MAX_DEPTH:
         raise FileRefused(f"{prefix!r} is deeper than {MAX_DEPTH} folders", code="too_deep", path=prefix.rstrip("/"))
@@ -238,8 +251,10 @@ def stamp_of(status: os.stat_result) -> bytes:
     return STAMP.pack(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
-def stamps_of(root: int, paths: Iterable[str]) -> bytes:
-    """Return the stamps of files or folders below an open folder, packed one after the other. Raises `OSError`."""
+def stamps_of(root: int | None, paths: Iterable[str]) -> bytes:
+    """Return the stamps of files or folders below an open folder, or by their whole paths where *root* is None, packed one
+    after the other. Raises `OSError`.
+    """
     look, pack = os.stat, STAMP.pack  # asked relative to the folder, the system has shorter ways to go
     return b"".join(
         [
@@ -281,22 +296,30 @@ def rows_digest(rows: Iterable[Iterable[str | int]]) -> str:
     return bytes_digest(text.encode("utf-8", "surrogateescape"))
 
 
-def tree_digest(root: str | Path, below: str = "") -> str:
-    """Return the digest over all files of a skill's folder.
+TreeRow = tuple[str, int, str]
+"""What a file counts as in its tree's digest: path, size, and SHA-256 in hex or what it is instead of a file."""
 
-    The folder lies at the posix path *below* a root and is reached without links. It is taken over `[[path, size, hex],
-    ...]` in the order of path bytes; a link counts as `[path, 0, "link:" + target]`, anything else that is no regular
-    file as `[path, 0, "other"]`. Raises FileRefused when a file vanished, turned into something else, or cannot be
-    read.
+
+def tree_rows(root: str | Path, below: str = "", *, shown: bool = False) -> list[TreeRow]:
+    """Return a row for every file of a skill's folder, in the order of path bytes; with *shown* for those that models see.
+
+    The folder lies at the posix path *below* a root and is reached without links. A link counts as `(path, 0, "link:" +
+    target)`, anything else that is no regular file as `(path, 0, "other")`. Raises FileRefused when a file vanished, turned
+    into something else, or cannot be read.
     """
     prefix = f"{below}/" if below else ""
-    rows: list[tuple[str, int, str]] = []
-    for entry in walk_tree(root, below):
+    rows: list[TreeRow] = []
+    for entry in walk_shown(root, below) if shown else walk_tree(root, below):
         if entry.kind == "file":
             rows.append((entry.path, *file_digest(root, prefix + entry.path)))
         else:
             rows.append((entry.path, 0, f"link:{entry.target}" if entry.kind == "link" else "other"))
-    return rows_digest(rows)
+    return rows
+
+
+def tree_digest(root: str | Path, below: str = "", *, shown: bool = False) -> str:
+    """Return the digest over the rows of a folder as `tree_rows` gives them. Raises as it does."""
+    return rows_digest(tree_rows(root, below, shown=shown))
 
 
 def file_digest(folder: str | Path, path: str) -> tuple[int, str]:
@@ -314,6 +337,11 @@ class TreeFile(NamedTuple):
     sha256: str
     executable: bool
 
+    @property
+    def line(self) -> str:
+        """All of it as text, the path last: digest, size, `x` or `-`, path."""
+        return f"{self.sha256} {self.size} {'x' if self.executable else '-'} {self.path}"
+
 
 def version_of(files: Iterable[TreeFile]) -> str:
     """Return the version: a digest over `[[path, size, hex], ...]` by path bytes, `"x"` added to files that may be run.
@@ -325,11 +353,20 @@ def version_of(files: Iterable[TreeFile]) -> str:
     return rows_digest([file.path, file.size, file.sha256, *(["x"] if file.executable else [])] for file in ordered)
 
 
-def read_tree(folder: Path) -> tuple[TreeFile, ...]:
-    """Return the files of a skill's folder, sorted by path bytes. Raises FileRefused for what is no regular file."""
+def tree_digest_of(files: Iterable[TreeFile]) -> str:
+    """Return the tree digest of a folder that has just these files, sorted by path bytes."""
+    return rows_digest((file.path, file.size, file.sha256) for file in files)
+
+
+def read_tree(root: str | Path, below: str = "") -> tuple[TreeFile, ...]:
+    """Return the files of a skill's folder, sorted by path bytes; it is reached as by `tree_digest`.
+
+    Raises FileRefused for what is no regular file.
+    """
     files = []
-    for entry in walk_tree(folder):
+    for entry in walk_tree(root, below):
         if entry.kind != "file":
             raise FileRefused(f"{entry.path!r} is not a regular file", code="not_regular", path=entry.path)
-        files.append(TreeFile(entry.path, *file_digest(folder, entry.path), bool(entry.mode & 0o111)))
+        size, digest = file_digest(root, join(below, entry.path))
+        files.append(TreeFile(entry.path, size, digest, bool(entry.mode & 0o111)))
     return tuple(files)

@@ -100,8 +100,11 @@ class Granted:
 class Rules:
     """What holds for one consumer (None: an anonymous one): its own rules, the denials for all, and its tools.
 
-    `enabled` is the allow-list, None when there is none; an empty one allows nothing. `disabled_for_all` are the
-    denials of `"*"`. `tools` None means no tool gate. `plugin_denied` is `{full id: reason}` of what plugins deny.
+    `enabled` is the allow-list of all layers, None when there is none; an empty one allows nothing. `disabled` are the
+    consumer's own denials, `disabled_for_all` those of `"*"`, and `layers` those of the user it works for, each with where
+    they stand; `allow_sources` are whose allow-lists there are. `tools` None means no tool gate. `plugin_denied` is
+    `{full id: reason}` of what plugins deny.
+    Of the agent that handed over to this one, `parent`, denials and allow-list hold, too.
     """
 
     enabled: tuple[str, ...] | None = None
@@ -113,6 +116,9 @@ class Rules:
     tools: frozenset[str] | None = None
     include_internal: bool = False
     plugin_denied: Mapping[str, str] = field(default_factory=lambda: EMPTY)
+    parent: Rules | None = None
+    layers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    allow_sources: tuple[str, ...] = ()
 
     @cached_property
     def source(self) -> str:
@@ -127,8 +133,20 @@ class Rules:
             for source, rules in (
                 ("agents_config.*.disabled", self.disabled_for_all),
                 (f"{self.source}.disabled", self.disabled),
+                *((f"{source}.disabled", denied) for source, denied in self.layers),
             )
         )
+
+    @cached_property
+    def allow_source(self) -> str:
+        """Where the allow-list stands, or would stand."""
+        return ", ".join(f"{source}.enabled" for source in self.allow_sources or (self.source,))
+
+    def folded(self) -> dict[str, Any]:
+        """Return the consumer's own rules and those of its user as one entry of `agents_config`."""
+        denied = dict.fromkeys((*self.disabled, *(rule for _, rules in self.layers for rule in rules)))
+        enabled = None if self.enabled is None else list(self.enabled) or False
+        return {"enabled": enabled, "disabled": list(denied), "imports": self.imports}
 
     @cached_property
     def tool_ids(self) -> frozenset[str]:
@@ -144,7 +162,7 @@ class Rules:
         """Return `rule_matches_nothing` for each rule that matches none of *full_ids*."""
         return tuple(
             Diagnostic("rule_matches_nothing", "warning", f"{source}: the rule {entry!r} matches no skill", ref=entry)
-            for source, matcher in (*self.denials, (f"{self.source}.enabled", self.allowed))
+            for source, matcher in (*self.denials, (self.allow_source, self.allowed))
             for entry in matcher.unmatched(full_ids)
         )
 
@@ -186,7 +204,7 @@ def _denied(rules: Rules, skill: Skill) -> Refused | None:
             return _refused("denied", skill, f"is disabled by {rule!r} in {source}", rule, source)
     reason = rules.plugin_denied.get(full_id)
     if reason is None:
-        return None
+        return None if rules.parent is None else _denied(rules.parent, skill)
     return _refused("plugin_denied", skill, f"is denied by a plugin: {reason}", reason, "plugin")
 
 
@@ -217,8 +235,8 @@ def _not_for_consumer(rules: Rules, skill: Skill) -> Refused | None:
 def _not_enabled(rules: Rules, skill: Skill) -> Refused | None:
     """Step 5: there is an allow-list without this skill."""
     if rules.enabled is None or rules.allowed.match(skill.full_id) is not None:
-        return None
-    return _refused("not_enabled", skill, f"is not in {rules.source}.enabled", source=f"{rules.source}.enabled")
+        return None if rules.parent is None else _not_enabled(rules.parent, skill)
+    return _refused("not_enabled", skill, f"is not in {rules.allow_source}", source=rules.allow_source)
 
 
 def _tools_missing(rules: Rules, skill: Skill) -> Refused | None:
@@ -246,9 +264,9 @@ def checks_in_force(rules: Rules) -> tuple[Check, ...]:
     first refusal is the same as that of `refuse`.
     """
     idle: dict[Check, bool] = {
-        _denied: not (rules.disabled_for_all or rules.disabled or rules.plugin_denied),
+        _denied: not (rules.disabled_for_all or rules.disabled or rules.plugin_denied or rules.layers or rules.parent),
         _internal: rules.include_internal,
-        _not_enabled: rules.enabled is None,
+        _not_enabled: rules.enabled is None and rules.parent is None,
         _tools_missing: rules.tools is None,
     }
     return tuple(check for check in CHECKS.values() if not idle.get(check))
@@ -295,20 +313,27 @@ def decide(known_skills: KnownSkills, rules: Rules, full_id: str, *, ref: str, s
     return skill if refusal is None else replace(refusal, ref=ref)
 
 
+def _is_out_of_reach(skill: Skill | None, importer: Skill) -> bool:
+    """Whether a skill that a user brings along would be imported by one that they did not bring."""
+    return skill is not None and skill.layer == "overlay" and importer.layer != "overlay"
+
+
 def decide_dependency(
     known_skills: KnownSkills, rules: Rules, importer: Skill, full_id: str, *, ref: str
 ) -> Skill | Refused:
     """Decide about a dependency of *importer*; step 7 is not applied.
 
     Under `private` a dependency need not be enabled, and may be internal when the importer's root is builtin, plugin or
-    bundle. Deny, `include_for` and tool gates hold under each rules.
+    bundle. Deny, `include_for` and tool gates hold under each rules. What a user brings along imports only what is granted
+    by itself, and nothing else imports it.
     """
     skill = known_skills.skills.get(full_id)
-    if skill is None:
+    if skill is None or _is_out_of_reach(skill, importer):
         return missing(known_skills, ref, full_id)
     trusted = importer.layer in {"builtin", "plugin", "bundle"}
     waived = {5, 3} if trusted else {5}
-    checks = [check for step, check in CHECKS.items() if rules.imports != "private" or step not in waived]
+    strict = rules.imports != "private" or importer.layer == "overlay"
+    checks = [check for step, check in CHECKS.items() if strict or step not in waived]
     refusal = refuse(rules, skill, checks)
     return skill if refusal is None else replace(refusal, ref=ref)
 
@@ -361,7 +386,7 @@ def dependency_id(known_skills: KnownSkills, importer: Skill, ref: str) -> str |
     parsed = parse_ref(ref)
     if parsed.kind == "bare":
         sibling = parsed.full_id(importer.namespace)
-        if sibling in known_skills:
+        if sibling in known_skills and not _is_out_of_reach(known_skills.skills.get(sibling or ""), importer):
             return sibling
     return parsed.full_id()
 

@@ -64,6 +64,11 @@ def _lines(ascii_only: bool) -> _Lines:
     )
 
 
+_VALUE = re.compile(r"( *)(?:- +)*(?:[\w-][\w .-]{0,99}:[ \t]+)?(?=[\"'\[{])")
+_UNQUOTED = re.compile(r"(?:[^\"'\n]|(?<=\w)'|\"(?:[^\"\\\n]|\\.)*+\"|'(?:[^'\n]|'')*+')*+")
+"""Values that begin with a quote or bracket, and the part of a line in which each quote is closed."""
+
+
 class YamlLimits(NamedTuple):
     """Bounds of one YAML text."""
 
@@ -214,6 +219,9 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
         builder = _Builder(LOADER(shielded), limits, text_only)
         document = Document(builder.run(text), text, builder.duplicates)
     except yaml.MarkedYAMLError as error:
+        opened = _open_quote(text)
+        if opened is not None:
+            raise YamlRefused("a quote that opens there is not closed", opened, repairable=True) from error
         mark = error.problem_mark
         position = (mark.line, mark.column) if mark is not None else None
         raise YamlRefused(
@@ -234,6 +242,20 @@ def load_yaml(text: str, limits: YamlLimits = FRONTMATTER_LIMITS, *, text_only: 
         _unshield(document.root, back)
         document.duplicates = [(key.translate(back), mark) for key, mark in document.duplicates]
     return document
+
+
+def _open_quote(text: str) -> tuple[int, int] | None:
+    """Return where a quote opens that does not close on its line, though the text does not go on further in; None without one."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        match = _VALUE.match(line)
+        opened = None if match is None else _UNQUOTED.match(line, match.end())
+        if match is None or opened is None or opened.end() == len(line):
+            continue
+        following = next((later for later in lines[number + 1 :] if later.strip()), "")
+        if len(following) - len(following.lstrip(" ")) <= len(match[1]):
+            return number, opened.end()
+    return None
 
 
 class _Mark:

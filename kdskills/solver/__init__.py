@@ -5,9 +5,21 @@ objects through a `Wiring`, so that nothing here imports the house above.
 """
 
 from kdskills.bundle.descriptor import CODEGEN, DECISION
+from kdskills.exports import tell_homes
 from kdskills.solver.bus import Sink
-from kdskills.solver.events import CallRecord, CitationIssue, Event, SkillUse, Step, TokenUsage, TurnFile, TurnResult
-from kdskills.solver.parts import PlainWiring, SolverSettings, Wiring
+from kdskills.solver.events import (
+    AgentEvent,
+    AgentRun,
+    CallRecord,
+    CitationIssue,
+    Event,
+    SkillUse,
+    Step,
+    TokenUsage,
+    TurnFile,
+    TurnResult,
+)
+from kdskills.solver.parts import AgentBudget, AgentSpec, PlainWiring, SolverSettings, Wiring
 from kdskills.solver.react import ReactSolver
 from kdskills.solver.system import SolverSystem
 from kdskills.solver.tools import SolverTool, ToolAnswer, ToolContext, ToolError, tool_from_function
@@ -16,6 +28,10 @@ from kdskills.solver.turn import Generated, Turn
 __all__ = [
     "CODEGEN",
     "DECISION",
+    "AgentBudget",
+    "AgentEvent",
+    "AgentRun",
+    "AgentSpec",
     "CallRecord",
     "CitationIssue",
     "Event",
@@ -38,3 +54,5 @@ __all__ = [
     "Wiring",
     "tool_from_function",
 ]
+
+tell_homes(__name__)

@@ -65,13 +65,19 @@ async def check_restrictions(turn: Turn, tool: str, arguments: Mapping[str, Any]
 
 
 async def _active_rules(turn: Turn, mode: AllowedToolsMode) -> AsyncIterator[tuple[Skill, tuple[AllowedTool, ...]]]:
+    """Give the active skills of a mode with their rules; what restricts an agent restricts those it hands over to."""
     descriptor = turn.view.state.descriptor
     if mode not in {*descriptor.allowed_tools.values(), descriptor.allowed_tools_mode("*")}:
         return
-    for active in await turn.session.active():
-        skill = turn.subsystem.registry.get(active.full_id)
-        if skill is not None and skill.allowed_tool_names and descriptor.allowed_tools_mode(skill.namespace) == mode:
-            yield skill, allowed_tools(skill.allowed_tool_names)
+    for each in turn.lineage if mode == "restrict" else (turn,):
+        for active in await each.session.active():
+            skill = turn.subsystem.registry.get(active.full_id)
+            if (
+                skill is not None
+                and skill.allowed_tool_names
+                and descriptor.allowed_tools_mode(skill.namespace, skill.layer) == mode
+            ):
+                yield skill, allowed_tools(skill.allowed_tool_names)
 
 
 def allows_call(rules: Sequence[AllowedTool], tool: str, arguments: Mapping[str, Any]) -> bool:

@@ -13,18 +13,30 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar, get_origin
 
 from kdskills.errors import Diagnostic
 from kdskills.models import Redactor
 from kdskills.skills.private_files import make_folder, open_private
-from kdskills.solver.events import TRANSCRIPT_SCHEMA, DiagnosticRaised, Event, ModelDelta, ToolOutput, TurnFinished
+from kdskills.solver.events import (
+    TRANSCRIPT_SCHEMA,
+    AgentEvent,
+    DiagnosticRaised,
+    Event,
+    Form,
+    ModelDelta,
+    ToolOutput,
+    TurnFinished,
+)
 
 Sink = Callable[[Event], Awaitable[None] | None]
 """Takes events one by one; may be async."""
+
+F = TypeVar("F", bound=Form)
 
 _LOG = logging.getLogger("kdskills.solver")
 
@@ -32,6 +44,28 @@ SLOW = 256
 """Events that may wait for a reader before deltas are merged."""
 SINK_GRACE_S = 5.0
 """How long the end of a turn waits for sinks that are behind."""
+
+
+def masked(form: F, redactor: Redactor) -> F:
+    """Return *form* with secrets masked in its texts.
+
+    Names of fields, and the words of a field that has a list of them, stay: a model chooses what is a secret, by the `env` of a
+    call, and a secret such as `status` may not make a result unreadable.
+    """
+    fixed = {name for name, field in type(form).model_fields.items() if get_origin(field.annotation) is Literal}
+    fixed |= {"event"} if isinstance(form, AgentEvent) else set()  # masked by the agent's bus, which knows its fields
+    texts = {name: _masked(getattr(form, name), redactor) for name in type(form).model_fields if name not in fixed}
+    return form.model_copy(update=texts)
+
+
+def _masked(value: Any, redactor: Redactor) -> Any:
+    if isinstance(value, Form):
+        return masked(value, redactor)
+    if isinstance(value, Diagnostic):
+        return replace(Diagnostic(**redactor.value(value.to_json(), keys=False)), severity=value.severity)
+    if isinstance(value, tuple):
+        return tuple(_masked(item, redactor) for item in value)
+    return redactor.value(value, keys=False)
 
 
 class Reader:
@@ -83,7 +117,8 @@ def merge(first: Event, second: Event) -> Event | None:
 class EventBus:
     """The events of one turn, their secrets masked by *redactor* in every field.
 
-    Each of *sinks* is told of every event from a task of its own; the file *transcript* gets a line per event.
+    Each of *sinks* is told of every event from a task of its own; the file *transcript* gets a line per event. *above* is
+    called at once with each event as JSON.
     """
 
     def __init__(
@@ -94,8 +129,10 @@ class EventBus:
         redactor: Redactor,
         sinks: Iterable[Sink] = (),
         transcript: Path | None = None,
+        above: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.step = 0
+        self._above = above
         self.redactor = redactor
         self.diagnostics: list[Diagnostic] = []
         self.turn_id, self.session_id = turn_id, session_id
@@ -145,14 +182,15 @@ class EventBus:
         step = fields.pop("step", self.step)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         raw = kind(seq=self._seq, ts=now, step=step, turn_id=self.turn_id, session_id=self.session_id, **fields)
-        masked_row = self.redactor.value(raw.model_dump(mode="json"))
-        event = kind.model_validate(masked_row)
+        event = masked(raw, self.redactor)
         if self._file is not None:
             try:
-                self._file.write(json.dumps(masked_row, ensure_ascii=False) + "\n")
+                self._file.write(json.dumps(event.model_dump(mode="json"), ensure_ascii=False) + "\n")
                 self._file.flush()
             except (OSError, ValueError) as error:
                 self._drop_transcript(error)
+        if self._above is not None:
+            self._above(event.model_dump(mode="json"))
         for reader in self._readers:
             reader.add(event)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -19,13 +19,15 @@ from pydantic_core import to_jsonable_python
 
 from kdskills.errors import Diagnostic, KdskillsError, ModelMustAct, PluginFailed, ReplayError, ToolCallRefused
 from kdskills.models import Message, ModelImage, ToolCall, parse_object
-from kdskills.session.approval import UNDECIDED, AccessRequest, arguments_digest, denial_of
+from kdskills.session.advice import RefusedCall, advised
+from kdskills.session.approval import UNDECIDED, arguments_digest, denial_of
 from kdskills.session.codes import pathless
 from kdskills.session.config import Budget
-from kdskills.session.tools import INPUTS, dotted, parse, schema
+from kdskills.session.tools import INPUTS, check_call, dotted, parse, safe_name, schema
 from kdskills.solver.allowed import check_restrictions
 from kdskills.solver.events import CallRecord, SkillRefused, ToolCalled, ToolFinished
 from kdskills.solver.finish import plugin_diagnostic
+from kdskills.solver.output import map_texts
 from kdskills.solver.spans import Span, tool_span
 from kdskills.solver.tools import SolverTool, TookTooLong, ToolAnswer, ToolContext, ToolError, whole_text, within
 
@@ -45,6 +47,8 @@ READS = frozenset({"skills.read", "react.read", "files.read", "files.grep", "fil
 """Tools that only look: the same answer again is a repetition, whatever was called in between."""
 INVALID = 3
 """Invalid calls in a row, of one tool, that end the turn."""
+MAX_NAME = 200
+"""Characters of a tool's name that is none, as an answer repeats it."""
 
 
 def plan(calls: Sequence[T], barriers: Sequence[bool]) -> list[list[T]]:
@@ -182,11 +186,11 @@ def shorten(text: str, room: int) -> str:
         lengths.append(len(json.dumps(leaf, ensure_ascii=False)))
         return leaf
 
-    _mapped(value, measured)
-    most = _share(sorted(lengths), room - len(text) + sum(lengths))
+    map_texts(value, measured)
+    most = fair_share(sorted(lengths), room - len(text) + sum(lengths))
     if most < MIN_CUT_CHARS:
         return cut_middle(text, room)
-    return json.dumps(_mapped(value, lambda leaf: cut_middle(leaf, most)), ensure_ascii=False)
+    return json.dumps(map_texts(value, lambda leaf: cut_middle(leaf, most)), ensure_ascii=False)
 
 
 def cut_middle(text: str, room: int) -> str:
@@ -197,7 +201,7 @@ def cut_middle(text: str, room: int) -> str:
     return f"{head}\n[… {len(text) - len(head) - len(tail)} characters left out …]\n{tail}"
 
 
-def _share(lengths: list[int], room: int) -> int:
+def fair_share(lengths: list[int], room: int) -> int:
     """Return the length to which the longest must come down for all together to fit *room*."""
     room_left = room
     for index, length in enumerate(lengths):
@@ -206,14 +210,6 @@ def _share(lengths: list[int], room: int) -> int:
             return share
         room_left -= length
     return lengths[-1] if lengths else 0
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {key: _mapped(member, change) for key, member in value.items()}
-    return [_mapped(member, change) for member in value] if isinstance(value, list) else value
 
 
 SLOW_TOOLS_S = 630.0
@@ -239,6 +235,7 @@ class CallAnswer:
     changed: bool = False
     stuck: str | None = None
     images: tuple[ModelImage, ...] = ()
+    later: Callable[[], Awaitable[ToolAnswer]] | None = None
 
     def message(self) -> Message:
         """Return the result message the model reads."""
@@ -313,21 +310,36 @@ class TurnDispatcher:
 
     async def _group(self, group: list[CheckedCall], answers: dict[str, CallAnswer]) -> None:
         gate = asyncio.Semaphore(self._turn.parts.settings.max_parallel)
+        waiting: dict[str, CallAnswer] = {}
+
+        def answered(ready: CheckedCall, answer: CallAnswer) -> None:
+            answers[ready.call.id] = self._new(ready, answer)
+            self._emit_finished(answers[ready.call.id])
 
         async def execute(ready: CheckedCall) -> None:
             async with gate:
-                answers[ready.call.id] = self._new(ready, await self._execute(ready))
-                self._emit_finished(answers[ready.call.id])
+                answer = await self._execute(ready)
+                if answer.later is None:
+                    answered(ready, answer)
+                else:
+                    waiting[ready.call.id] = answer
 
         async with asyncio.TaskGroup() as tasks:
             for ready in group:
                 tasks.create_task(execute(ready))
+        for ready in group:
+            answer = waiting.get(ready.call.id)
+            if answer is not None and answer.later is not None:
+                final = self._worded(ready, await answer.later())
+                answered(ready, replace(final, duration_ms=answer.duration_ms))
 
     # ---- before running ----
 
     def _not_run(self, answer: CallAnswer) -> CallAnswer:
         """Emit the answer to a call that is not run, and return it."""
-        with tool_span(answer.tool if answer.tool in self.offered else "unknown", answer.call.id) as span:
+        with tool_span(
+            answer.tool if answer.tool in self.offered else "unknown", answer.call.id, self._turn.user_id
+        ) as span:
             span.failed(answer.error or "")
         self._emit_finished(answer)
         return answer
@@ -364,7 +376,7 @@ class TurnDispatcher:
             return self._refused(call, name, "budget_exceeded", words)
         tool = self._turn.parts.tools.get(call.tool)
         if name not in self.offered:
-            words = f"there is no tool {call.tool!r}; there are: {', '.join(sorted(self.offered))}"
+            words = f"there is no tool {call.tool[:MAX_NAME]!r}; there are: {', '.join(sorted(self.offered))}"
             refusal = self._refused(call, name, "tool_not_found", words)
         else:
             text = call.arguments or "{}"
@@ -379,7 +391,7 @@ class TurnDispatcher:
                     self.guard.valid(name)
                     return CheckedCall(call, name, raw, tool, arguments)
             form = schema(name) if tool is None else dict(tool.spec().input_schema)
-            refusal = self._failed(call, name, error, schema=form)
+            refusal = self._failed(call, name, error, **({} if self._turn.brief else {"schema": form}))
         return replace(refusal, stuck="invalid_argument") if self.guard.invalid(name) else refusal
 
     def _name(self, call: ToolCall) -> str:
@@ -390,7 +402,7 @@ class TurnDispatcher:
 
     async def _execute(self, ready: CheckedCall) -> CallAnswer:
         started_at = time.monotonic()
-        with tool_span(ready.tool_id, ready.call.id) as span:
+        with tool_span(ready.tool_id, ready.call.id, self._turn.user_id) as span:
             try:
                 self._ask(ready)
                 await check_restrictions(self._turn, ready.tool_id, ready.raw)
@@ -426,9 +438,9 @@ class TurnDispatcher:
         """Ask the policy plugins. Raises ToolError with the Denial's public text."""
         turn = self._turn
         digest = arguments_digest(ready.raw)
-        request = AccessRequest("tool", turn.consumer, turn.session_id, tool=ready.tool_id, arguments_digest=digest)
+        request = turn.access("tool", tool=ready.tool_id, arguments_digest=digest)
         try:
-            denial = denial_of(turn.parts.wiring.deny, request)
+            denial = denial_of(turn.parts.deny, request)
         except PluginFailed as error:
             turn.bus.diagnose(plugin_diagnostic(error, ready.tool_id))
             turn.bus.emit(SkillRefused, ref=ready.tool_id, code=error.code, reason=error.message)
@@ -442,7 +454,11 @@ class TurnDispatcher:
             returned = await tool.body(ready.arguments, ToolContext(self._turn, ready.call.id))
         except SystemExit as error:  # would end the loop: a tool may not end the process
             raise ToolExited from error
-        answer = returned if isinstance(returned, ToolAnswer) else ToolAnswer(returned)
+        return self._worded(ready, returned if isinstance(returned, ToolAnswer) else ToolAnswer(returned))
+
+    def _worded(self, ready: CheckedCall, answer: ToolAnswer) -> CallAnswer:
+        if answer.later is not None:
+            return CallAnswer(ready.call, ready.tool_id, True, "", later=answer.later)
         if isinstance(answer.value, str):
             return self._answer(ready, answer, "nothing_read")
         # models and dataclasses by their fields, what has no JSON form by `str`
@@ -450,7 +466,7 @@ class TurnDispatcher:
         return self._answer(ready, replace(answer, value=text), "nothing_read")
 
     async def _skill_tool(self, ready: CheckedCall, span: Span) -> CallAnswer:
-        reply = await self._turn.session.call(ready.tool_id, ready.raw)
+        reply = await self._turn.session.call(ready.call.tool, ready.raw)  # as spelt: so is a corrected call
         if not reply.ok:
             return self._answer(
                 ready, ToolAnswer(reply.text, ok=False), str(reply.error.get("code", "invalid_argument"))
@@ -466,10 +482,10 @@ class TurnDispatcher:
         """Return what a tool answered in text, whole where it is pinned; *error* counts only when it is not ok."""
         text = whole_text(answer.value) if answer.pin else self._bounded(answer.value, ready.tool_id)
         code = None if answer.ok else error
-        made = CallAnswer(
+        call_answer = CallAnswer(
             ready.call, ready.tool_id, answer.ok, text, code, 0, answer.artifacts, answer.pin, answer.changed
         )
-        return replace(made, images=answer.images)
+        return replace(call_answer, images=answer.images)
 
     def _bounded(self, text: str, tool: str) -> str:
         """Cut a result to its share of the model's window, and say so."""
@@ -491,8 +507,26 @@ class TurnDispatcher:
             words = UNDECIDED if isinstance(error, PluginFailed) else pathless(wire["message"])
             wire = {**wire, "message": words, "details": {}}
         wire["details"] = {**wire["details"], **details}
-        text = json.dumps({"error": wire}, ensure_ascii=False, default=str)
+        if self._turn.brief:
+            wire["details"].pop("schema", None)
+        text = json.dumps({"error": advised(wire, self._refused_call(call, name))}, ensure_ascii=False, default=str)
         return CallAnswer(call, name, False, self._bounded(text, name), error.code)
+
+    def _refused_call(self, call: ToolCall, name: str) -> RefusedCall:
+        """Return a refused call as a correction needs it."""
+        table, raw = self._turn.parts.tools, parse_object(call.arguments or "{}")
+        tools = {safe_name(tool_id) for tool_id in self.offered}
+
+        def check(spelling: str, mended: Mapping[str, Any]) -> None:
+            tool = table.get(spelling)
+            if tool is None:
+                check_call(view, spelling, mended)
+            else:
+                tool.parse(json.dumps(mended))
+
+        tool, view = table.get(call.tool), self._turn.view
+        form = schema(name) if name in INPUTS else {} if tool is None else tool.spec().input_schema
+        return RefusedCall(call.tool, call.arguments if raw is None else raw, form, check, tools, view.names)
 
     def _refused(self, call: ToolCall, name: str, code: str, message: str, **details: Any) -> CallAnswer:
         return self._failed(call, name, ToolError(message, code=code, **details))

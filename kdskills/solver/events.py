@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from typing_extensions import TypeVar
 
 from kdskills.errors import BadRequest, Diagnostic, StrPath, path_argument
 from kdskills.models import Usage
 
+OutputT = TypeVar("OutputT", default=Any)
 TurnStatus = Literal["final", "unverified", "partial", "budget", "stuck", "failed"]
 TRANSCRIPT_SCHEMA = "kdskills.transcript/1"
 
@@ -24,18 +26,24 @@ class Form(BaseModel):
 
 
 class TokenUsage(Form):
-    """Tokens as the provider counted them; `cache_read` and `cache_write` are part of `input`, `reasoning` of `output`."""
+    """Tokens as the provider counted them; `cache_read` and `cache_write` are part of `input`, `reasoning` of `output`.
+
+    `estimated` tells that a provider did not count, and that some are estimates. `cost` is in US dollars, None where the
+    price of a call is not known.
+    """
 
     input: int = 0
     output: int = 0
     cache_read: int = 0
     cache_write: int = 0
     reasoning: int = 0
+    estimated: bool = False
+    cost: float | None = None
 
     @classmethod
-    def of(cls, usage: Usage) -> TokenUsage:
-        """Return what a provider reported."""
-        return cls(**asdict(usage))
+    def of(cls, usage: Usage, *, estimated: bool = False, cost: float | None = None) -> TokenUsage:
+        """Return what a provider reported, or what is estimated."""
+        return cls(**asdict(usage), estimated=estimated, cost=cost)
 
 
 class CallRecord(Form):
@@ -101,6 +109,23 @@ class TurnFile(Form):
     location: str
 
 
+class AgentRun(Form):
+    """The turn of an agent that a call handed over to: the call, its tool, whose turn it was, and what came of it.
+
+    `usage` holds its tokens and those of agents it handed over to itself, `steps` counts its own model calls.
+    """
+
+    call_id: str
+    tool: str
+    consumer: str
+    turn_id: str
+    status: TurnStatus
+    stop_reason: str
+    steps: int
+    usage: TokenUsage = TokenUsage()
+    duration_ms: int = 0
+
+
 class ContextCut(Form):
     """Something that a model no longer reads as it was said.
 
@@ -115,20 +140,24 @@ class ContextCut(Form):
     tokens_after: int
 
 
-class TurnResult(Form):
+class TurnResult(Form, Generic[OutputT]):
     """What came of a turn.
 
     Attributes:
-        status: `final`; `unverified` (the answer still names files that are not there); `partial` (out of steps or calls), `budget` (out of tokens or time), `stuck`, `failed`.
+        status: `final`; `unverified` (the answer still names files that are not there, or successes that failed); `partial` (out of steps or calls), `budget` (out of tokens or time), `stuck`, `failed`.
         stop_reason: Why it ended: `answer`, a bound's name, or an error's code.
-        text: The answer, citations as `[[S:1]]`.
+        text: The answer, citations as `[[S:1]]`; of a typed answer its JSON.
+        output: The answer as a value of the type asked for, or None: no type was asked for, or no answer of it came. In events,
+            transcripts and `from_json` it is the JSON of that.
         rendered: The answer with citations as links, unknown ones as `[?7]`.
         sources: Rows of the conversation's pool, by sid.
         cited: The sids `text` cites that resolve, in order.
         citation_issues: Citations that do not resolve.
         model: The decision model, `provider:model`.
         replayed: Whether replies came from a recording.
+        usage: Tokens of all model calls, those of agents handed over to among them.
         context: What of the conversation the model read shortened.
+        agents: Turns of agents that were handed over to, in the order of the calls.
         diagnostics: What was left out, cut or found odd.
     """
 
@@ -137,6 +166,7 @@ class TurnResult(Form):
     status: TurnStatus
     stop_reason: str
     text: str = ""
+    output: OutputT | None = None
     rendered: str = ""
     sources: tuple[dict[str, Any], ...] = ()
     cited: tuple[int, ...] = ()
@@ -149,6 +179,7 @@ class TurnResult(Form):
     model: str = ""
     replayed: bool = False
     context: tuple[ContextCut, ...] = ()
+    agents: tuple[AgentRun, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
@@ -391,7 +422,10 @@ class SkillRefused(Event):
 
 
 class SourcesMerged(Event):
-    """Sources of a skill joined the turn's pool: the sids added and merged, and citations that were dropped."""
+    """Sources joined the turn's pool: the sids added and merged, and citations that were dropped.
+
+    `skill` is the skill they are of, or the tool of the agent that found them.
+    """
 
     type: Literal["sources.merged"] = "sources.merged"
     skill: str
@@ -466,12 +500,37 @@ class FileWritten(Event):
     tool: str
 
 
+class AgentEvent(Event):
+    """Something that happened in the turn of an agent, which the call `call_id` of the tool `tool` handed over to.
+
+    `event` is the agent's own event as JSON, with its own `seq`, `step` and `turn_id`. Of an agent further down it is an
+    `agent.event` again.
+    """
+
+    type: Literal["agent.event"] = "agent.event"
+    call_id: str
+    tool: str
+    consumer: str
+    event: dict[str, Any]
+
+    def opened(self) -> Event | None:
+        """Return the agent's event, or None when it is of no known type or form."""
+        kind = next((kind for kind in EVENT_TYPES if kind.model_fields["type"].default == self.event.get("type")), None)
+        try:
+            return None if kind is None else kind.model_validate(self.event)
+        except ValidationError:
+            return None
+
+
 class AnswerChecked(Event):
-    """An answer that reports files was held against the turn's files; with `missing` ones it is sent back once."""
+    """An answer that reports files or successes was held against the turn's: `missing` files are not there, what `failed`
+    names did not succeed. With either it is sent back once.
+    """
 
     type: Literal["answer_checked"] = "answer_checked"
     claimed: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
     sent_back: bool = False
 
 

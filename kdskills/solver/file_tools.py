@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field
 from kdskills.errors import ToolCallRefused
 from kdskills.execution.check import OutputGlob, compile_glob, path_problem
 from kdskills.models import ImageType, ModelImage
+from kdskills.session.brief import BriefText
 from kdskills.session.codes import invalid, path_denied, refuse
 from kdskills.session.config import MIB, Budget
 from kdskills.session.scripts import SKILL_DIR
@@ -129,7 +130,9 @@ async def _read(arguments: BaseModel, call: ToolContext) -> ToolAnswer:
         return _image(turn, address, data, kind)
     content = decoded(data, arguments.path)
     if address.skill is not None and address.path.lower().endswith(".md"):
-        content = turn.sources.adopt(turn.subsystem.registry[address.skill], content)
+        skill = turn.subsystem.registry[address.skill]
+        await turn.sources.resolve([skill])
+        content = turn.sources.adopt(skill, content)
     lines = content.splitlines(keepends=True)
     first, room = arguments.offset - 1, max(2_000, Budget.of(turn.window).result * 2)
     page: list[str] = []
@@ -327,11 +330,11 @@ def _require_files(paths: Sequence[str], address: FileAddress, text: str, *, sea
 
 FILE_TOOLS = (
     SolverTool("files.read", "Read lines of a text file of this turn or of a loaded skill: what skills call Read.",
-               FileReadInput, _read),
+               FileReadInput, _read, brief=BriefText("Read lines of a file.", {"offset": ""})),
     SolverTool("files.edit", "Replace a text in a file of this turn: what skills call Edit.",
-               FileEditInput, _edit, barrier=lambda _arguments: True),
+               FileEditInput, _edit, barrier=lambda _arguments: True, brief=BriefText("Replace text in a file.", {"all": ""})),
     SolverTool("files.grep", "Find lines by a regular expression in files of this turn or of a loaded skill: what skills "
-               "call Grep.", FileGrepInput, _grep),
+               "call Grep.", FileGrepInput, _grep, brief=BriefText("Find lines by a regular expression.", {"path": ""})),
     SolverTool("files.glob", "List files of this turn or of a loaded skill by a pattern: what skills call Glob.",
-               FileGlobInput, _glob),
+               FileGlobInput, _glob, brief=BriefText("List files.", {"pattern": "such as **/*.csv"})),
 )  # fmt: skip

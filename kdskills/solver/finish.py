@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, Diagnostic, FileRefused, PluginFailed, StrPath, ToolCallRefused, path_argument
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL, FolderWorkspace, clean_path, media_type
 from kdskills.skills.private_files import make_folder
+from kdskills.solver.bus import masked
 from kdskills.solver.events import CitationIssue, TurnFile, TurnFinished, TurnResult
 from kdskills.solver.history import TURN_PREFIX, add_to_conversation
+from kdskills.solver.output import map_texts
 from kdskills.sources import SourcesPool, find_citations, render_citations, rewrite_citations
 from kdskills.sources.tokens import find_tokens
 
@@ -182,11 +184,12 @@ async def _finish(turn: Turn) -> TurnResult:
     result = await add_to_conversation(turn, result, turn.parts.runtime.config.clock())
     tell_plugins(turn, "kdskills_turn_finished", lambda: turn.parts.wiring.turn_finished(turn, result))
     result = result.model_copy(update={"diagnostics": tuple(turn.bus.diagnostics)})
-    result = TurnResult.from_json(turn.bus.redactor.value(result.to_json()))
-    turn.result = result
+    result = masked(result, turn.bus.redactor)
+    typed = turn.log.typed if result.output is not None else None
+    turn.result = result if typed is None else result.model_copy(update={"output": typed.value})
     turn.bus.emit(TurnFinished, result=result)
     await turn.bus.aclose()
-    return result
+    return turn.result
 
 
 def tell_plugins(turn: Turn, hook: str, tell: Callable[[], None]) -> None:
@@ -211,14 +214,16 @@ def _result(turn: Turn) -> TurnResult:
     else:
         if not files:
             discard(turn.workspace)
-    model = turn.parts.model(DECISION)
+    model, typed = turn.parts.model(turn.role), log.typed
+    shown = None if typed is None else map_texts(typed.json, lambda words: rendered(words, pool))
     return TurnResult(
         turn_id=turn.id,
         session_id=turn.session_id,
         status=log.status,
         stop_reason=log.stop_reason,
         text=text,
-        rendered=rendered(text, pool),
+        output=None if typed is None else typed.json,
+        rendered=rendered(text, pool) if typed is None else json.dumps(shown, ensure_ascii=False),
         sources=tuple(row.to_json() for row in pool.rows.values()),
         cited=tuple(dict.fromkeys(sid for citation in citations for sid in citation.sids if sid in pool)),
         citation_issues=issues_of(text, pool),
@@ -230,6 +235,7 @@ def _result(turn: Turn) -> TurnResult:
         model=model.name,
         replayed=model.replayed,
         context=tuple(log.context),
+        agents=tuple(run for _, run in sorted(log.agents.items())),
         diagnostics=tuple(turn.bus.diagnostics),
     )
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING, Final, Literal
 
 from kdskills.errors import BadRequest, Diagnostic, KdskillsError, ModelFailed, SessionError
 from kdskills.models import Message, Redactor, ToolCall
-from kdskills.session.conversations import Conversation, ConversationTurn, TurnSummary, receipt_of
+from kdskills.session.conversations import (
+    Conversation,
+    ConversationBusy,
+    ConversationTurn,
+    TurnSummary,
+    receipt_of,
+)
 from kdskills.session.core import store_errors
 from kdskills.solver.events import ContextCut, HistoryCut
 from kdskills.solver.tools import whole_text
@@ -25,7 +33,6 @@ if TYPE_CHECKING:
 History = Literal["session", "none"] | Sequence[Message]
 """What was said before a request: that of its conversation, nothing, or messages of the caller's own."""
 
-MAX_USER: Final = 200
 KEEP_TURNS: Final = 2
 """Turns before the one that is going on which are read as they were."""
 STEPS: Final = 20
@@ -42,11 +49,8 @@ TURN_PREFIX: Final = "kdskills-turn-"
 _FILES: Final = "Files of the turn before, which react.read gives: {refs}"
 
 
-def check_history(history: History, user: str | None) -> None:
-    """Raise BadRequest for a user or a history that cannot be used; each call in it has one answer, after it."""
-    if user is not None and (not user.strip() or len(user) > MAX_USER or not user.isprintable()):
-        problem = f"must be 1 to {MAX_USER} printable characters"
-        raise BadRequest(f"the user's id {problem}", errors=[{"path": "/user", "problem": problem}])
+def check_history(history: History) -> None:
+    """Raise BadRequest for a history that cannot be used; each call in it has one answer, after it."""
     if isinstance(history, str):
         if history not in {"session", "none"}:
             raise _no_history("", "is none of session, none, and a list of messages")
@@ -90,6 +94,29 @@ def own_messages(history: History) -> tuple[Message, ...]:
         replace(message, text=whole_text(rewrite_citations(message.text, {}).text) if message.text else "")
         for message in messages
     )
+
+
+_GOING_ON: Final[set[tuple[int, str]]] = set()
+_GOING_ON_LOCK: Final = Lock()
+
+
+@contextmanager
+def sole_turn(store: ConversationStore, conversation_id: str | None) -> Iterator[None]:
+    """Hold a conversation of *store* for one turn; None is none. Raises ConversationBusy when another turn here holds it."""
+    key = (id(store), conversation_id or "")
+    if conversation_id is not None:
+        with _GOING_ON_LOCK:
+            if key in _GOING_ON:
+                message = (
+                    f"another turn of conversation {conversation_id!r} is going on: wait for its end, and say it then"
+                )
+                raise ConversationBusy(message, conversation_id=conversation_id)
+            _GOING_ON.add(key)
+    try:
+        yield
+    finally:
+        if conversation_id is not None:
+            _GOING_ON.discard(key)
 
 
 async def open_conversation(
@@ -157,7 +184,7 @@ async def _summary(turn: Turn, conversation: Conversation, last: int, share: int
     old = conversation.summary.messages() if conversation.summary is not None else ()
     pins, messages = await turn.pins(), [*old, *fresh]
     text = "\n".join(f"[{m.role}] {m.text}" for m in messages if m.text and m.pin is None)
-    window = turn.parts.model(SUMMARY_ROLE).context_window or turn.window
+    window = turn.parts.window(SUMMARY_ROLE) or turn.window
     room = min(window * 2, share * 4)  # characters, four to a token: half of the window at most
     if len(text) > room:
         text = f"{text[: room // 2]}\n[…]\n{text[-room // 2 :]}"
@@ -188,7 +215,7 @@ async def add_to_conversation(turn: Turn, result: TurnResult, now: datetime) -> 
     masked_messages = tuple(_masked(message, redactor) for message in messages)
     files = tuple(redactor.text(file.path) for file in result.files)
     request = redactor.text(turn.request)
-    record = ConversationTurn(turn.id, now, result.status, request, masked_messages, log.usage, files)
+    record = ConversationTurn(turn.id, now, result.status, request, masked_messages, log.usage, files, log.cost)
     try:
         with store_errors():
             await turn.parts.conversations.add(conversation.following(record, turn.pool))

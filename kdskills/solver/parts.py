@@ -10,19 +10,21 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, SkipValidation
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from kdskills.errors import BadRequest, UnknownName
-from kdskills.models import Message, ModelProvider, Redactor, Usage
+from kdskills.models import Message, ModelPrice, ModelProvider, OutputMode, Redactor, Usage
 from kdskills.session.config import ScriptEnv
 from kdskills.skills.selection import CatalogMode
-from kdskills.solver.events import ContextCut, SkillUse, Step, TokenUsage, TurnStatus
+from kdskills.solver.events import AgentRun, ContextCut, SkillUse, Step, TokenUsage, TurnStatus
+from kdskills.solver.output import OutputType
 from kdskills.solver.tools import whole_text
 
 if TYPE_CHECKING:
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
     from kdskills.execution import Executor
     from kdskills.session.approval import AccessRequest, Denial
     from kdskills.solver.events import TurnResult
+    from kdskills.solver.output import TypedAnswer
     from kdskills.solver.tools import SolverTool
     from kdskills.solver.turn import Turn
+    from kdskills.sources import SourceResolver
     from kdskills.turn import SkillsSubsystem
 
 
@@ -66,6 +70,11 @@ class Wiring(Protocol):
 
     def deny(self, request: AccessRequest) -> Denial | None:
         """Return the first Denial of a plugin, or None."""
+
+    @property
+    def source_resolver(self) -> SourceResolver | None:
+        """What completes rows of sources before they are merged, or None for rows as written."""
+        return None
 
     def source_key(self, row: Mapping[str, Any]) -> str | None:
         """Return the key under which a source row is merged, or None for the usual one."""
@@ -133,6 +142,49 @@ Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
+class AgentBudget(BaseModel):
+    """How far one turn of an agent may go; what is None is as for the turn that hands over, whose own bounds hold as well.
+
+    Attributes:
+        max_steps: Model calls for decisions.
+        max_tool_calls: Tool calls.
+        max_total_tokens: Tokens of its model calls, and of those of agents it hands over to.
+        wall_s: Seconds it may take.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_steps: Count | None = None
+    max_tool_calls: Count | None = None
+    max_total_tokens: Count | None = None
+    wall_s: Seconds | None = None
+
+
+@checked_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class AgentSpec:
+    """A consumer that is offered as a tool: a call of it is a turn of its own.
+
+    Attributes:
+        consumer: Whose rules and skills hold in that turn; its model is that of the role of this name.
+        description: What it does, for the model that hands over.
+        output_type: What its answers are: a type as for `ReactSolver.run`; None: text.
+        budget: Its bounds.
+        tools: Ids of the tools it has, of those that the agent handing over has; None: the same. Skills are loaded, searched
+            and read by every agent.
+    """
+
+    consumer: Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^*\s]+$")]
+    description: Annotated[str, Field(pattern=r"\S")]
+    output_type: SkipValidation[OutputType | None] = None
+    _: KW_ONLY
+    budget: AgentBudget = AgentBudget()
+    tools: tuple[str, ...] | None = None
+
+    def has(self, tool_id: str) -> bool:
+        """Whether the agent has a tool of those it may have."""
+        return self.tools is None or tool_id in self.tools
+
+
 class SolverSettings(BaseModel):
     """Bounds and choices of a solver's turns; times in seconds.
 
@@ -146,18 +198,27 @@ class SolverSettings(BaseModel):
         model_timeout_s: Time one model call may take.
         model_retries: Further tries after a failure that may pass.
         models: Provider or model string by role; other roles use the decision model.
+        agents: Consumers offered as tools, by the tool's id, such as `tools.research`.
+        agent_depth: How often an agent may be handed over to by an agent: 1, and agents hand over to none.
+        max_agent_steps: Model calls for decisions of all agents of a turn together.
         skills_form: Which text of a skill generators get: `full` or `compact`.
+        output_retries: How often an answer that is not of the type asked for is sent back.
+        output_mode: How models are held to a type: `native`, `tool` or `text`; None: as their providers say.
         on_unknown_sid: What happens to a citation of no known source: `flag`, `retry` once, or `drop`.
         answer_role: The generator that writes the answer, or None: the decision model's own text is the answer.
-        check_answers: Whether an answer that reports files which are not there is sent back once, and then `unverified`.
+        check_answers: Whether an answer that reports files which are not there, or a success of what failed, is sent back
+            once, and then `unverified`.
         final_call: Whether a turn out of steps or calls is given one last call without tools.
         run_scripts: None: exactly when the executor isolates; True asks for scripts without isolation; False: never.
         shell: The shell and the file tools, likewise; they are off wherever scripts are.
         images: Whether tools show images to models; None: to those that say they take them.
+        window: Tokens the decision model takes; None: as its provider says, 128,000 when that is unknown.
+        brief: Whether rules and tools are told in few words: `auto` when the window is below 8,192 tokens.
         history_share: Share of the model's window that earlier turns may take before they are cut.
         catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
+        prices: What models cost, by `provider:model`; beside them, shipped prices of OpenAI's and Anthropic's own servers hold.
         secrets: Values masked as `***` in events, transcripts and results.
         script_env: Gives the variables of a skill's scripts; their values are masked likewise.
         network: Hosts that programs may reach, by namespace or full id of the loaded skills they are run for.
@@ -176,7 +237,14 @@ class SolverSettings(BaseModel):
     model_timeout_s: Seconds = 120.0
     model_retries: Annotated[int, Field(ge=0)] = 4
     models: dict[str, str | ModelProvider] = Field(default_factory=dict)
+    agents: dict[Annotated[str, Field(pattern=r"^tools\.[A-Za-z][A-Za-z0-9_-]*$", max_length=60)], AgentSpec] = Field(
+        default_factory=dict
+    )
+    agent_depth: Annotated[int, Field(ge=1, le=8)] = 2
+    max_agent_steps: Count = 64
     skills_form: Literal["full", "compact"] = "full"
+    output_retries: Annotated[int, Field(ge=0)] = 2
+    output_mode: OutputMode | None = None
     on_unknown_sid: Literal["flag", "retry", "drop"] = "flag"
     answer_role: str | None = None
     check_answers: bool = True
@@ -184,10 +252,13 @@ class SolverSettings(BaseModel):
     run_scripts: bool | None = None
     shell: bool | None = None
     images: bool | None = None
+    window: Annotated[int | None, Field(ge=1_024)] = None
+    brief: Literal["auto", "always", "never"] = "auto"
     history_share: Annotated[float, Field(gt=0, le=0.6)] = 0.4
     catalog: CatalogMode = "auto"
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)
+    prices: dict[str, ModelPrice] = Field(default_factory=dict)
     secrets: tuple[SecretStr, ...] = ()
     script_env: ScriptEnv | None = None
     network: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -222,9 +293,13 @@ class TurnLog:
         self.started = time.monotonic()
         self.messages: list[Message] = []
         self.steps: dict[int, Step] = {}
-        self.usage = Usage()
-        self.calls = 0
+        self.usage, self.estimate = Usage(), Usage()
+        self._costs: list[float | None] = []
+        self.agent_steps = 0
+        self.agents: dict[int, AgentRun] = {}
+        self.call_ids: list[str] = []
         self.text = ""
+        self.typed: TypedAnswer[Any] | None = None
         self.status: TurnStatus = "partial"
         self.stop_reason = "not_run"
         self.skills: dict[tuple[str, str], SkillUse] = {}
@@ -244,14 +319,39 @@ class TurnLog:
         return self._steps_begun
 
     @property
+    def calls(self) -> int:
+        """How many tools were called."""
+        return len(self.call_ids)
+
+    @property
     def duration_ms(self) -> int:
         """Milliseconds since the turn began."""
         return round((time.monotonic() - self.started) * 1000)
 
     @property
+    def cost(self) -> float | None:
+        """US dollars of all model calls; None while there is none, or where the price of one is not known."""
+        costs = [each for each in self._costs if each is not None]
+        return round(sum(costs), 10) if costs and len(costs) == len(self._costs) else None
+
+    @property
+    def spent(self) -> int:
+        """Tokens in and out of all model calls, those that nobody counted as estimated."""
+        return self.usage.total + self.estimate.total
+
+    @property
     def tokens(self) -> TokenUsage:
-        """Tokens of all model calls."""
-        return TokenUsage.of(self.usage)
+        """Tokens of all model calls, those that nobody counted estimated."""
+        return TokenUsage.of(self.usage + self.estimate, estimated=self.estimate.total > 0, cost=self.cost)
+
+    def spend(self, tokens: TokenUsage) -> None:
+        """Add what a model call took."""
+        usage = Usage(**tokens.model_dump(exclude={"estimated", "cost"}))
+        if tokens.estimated:
+            self.estimate += usage
+        else:
+            self.usage += usage
+        self._costs.append(tokens.cost)
 
     def end(self, status: TurnStatus, reason: str) -> None:
         """Say how the turn ended."""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 
 from kdskills.errors import ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, InputFile, Limits, Owner, SkillMount, Stream
+from kdskills.session.brief import BriefText
 from kdskills.session.codes import invalid, refuse
 from kdskills.session.config import MIB, Budget
 from kdskills.session.reading import fresh_tree
@@ -117,7 +118,7 @@ async def shell_request(turn: Turn, arguments: ShellInput, stack: AsyncExitStack
         SkillMount(
             skill.full_id,
             await stack.enter_async_context(skill_on_host(skill, "")),
-            await asyncio.to_thread(fresh_tree, skill),
+            await asyncio.to_thread(fresh_tree, skill, shown=True),
         )
         for skill in skills.values()
     ]
@@ -312,6 +313,7 @@ SHELL = SolverTool(
     _exec_shell,
     barrier=lambda _arguments: True,
     timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
+    brief=BriefText("Run a bash command on the files; $SKILL_DIR is the loaded skill.", {}),
 )
 SHELL_OUTPUT = SolverTool(
     "exec.shell_output",
@@ -320,4 +322,5 @@ SHELL_OUTPUT = SolverTool(
     _shell_output,
     barrier=lambda _arguments: True,
     timeout_s=MAX_WAIT_S + PROGRAM_GRACE_S,
+    brief=None,
 )

@@ -43,8 +43,9 @@ class Span:
         if self._raw is not None:
             self._raw.set_status(self._failed)
 
-    def used(self, usage: Usage) -> None:
-        """Record tokens; of those that not every provider tells, what there were."""
+    def used(self, usage: Usage, cost: float | None) -> None:
+        """Record tokens, and US dollars; of those that not every provider tells, what there were."""
+        self.set({"kdskills.usage.cost": cost})
         self.set({"gen_ai.usage.input_tokens": usage.input, "gen_ai.usage.output_tokens": usage.output})
         further = {
             "cache_read.input_tokens": usage.cache_read,
@@ -63,7 +64,7 @@ class Span:
             "gen_ai.output.messages": reply.text if shows_texts else None,
         }
         self.set(facts)
-        self.used(reply.usage)
+        self.used(reply.usage, reply.cost)
 
     def skill_result(self, result: Mapping[str, Any], active: Sequence[ActiveSkill]) -> None:
         """Record the skill a skill tool was about: the one it names, else the one loaded last."""
@@ -112,18 +113,22 @@ def company_and_model(name: str) -> tuple[str, str]:
     return company, model or company
 
 
-def agent_span(consumer: str, session_id: str, provider: ModelProvider) -> AbstractContextManager[Span]:
-    """Open the span of a turn."""
-    return _model_span("invoke_agent", consumer, consumer, session_id, provider)
+def agent_span(
+    consumer: str, session_id: str, provider: ModelProvider, user_id: str | None = None
+) -> AbstractContextManager[Span]:
+    """Open the span of a turn, for the user of that id."""
+    return _model_span("invoke_agent", consumer, consumer, session_id, provider, user_id)
 
 
-def chat_span(provider: ModelProvider, request: ModelRequest, session_id: str) -> AbstractContextManager[Span]:
+def chat_span(
+    provider: ModelProvider, request: ModelRequest, session_id: str, user_id: str | None = None
+) -> AbstractContextManager[Span]:
     """Open the span of a model call."""
-    return _model_span("chat", company_and_model(provider.name)[1], request.role, session_id, provider)
+    return _model_span("chat", company_and_model(provider.name)[1], request.role, session_id, provider, user_id)
 
 
 def _model_span(
-    operation: str, subject: str, agent: str, session_id: str, provider: ModelProvider
+    operation: str, subject: str, agent: str, session_id: str, provider: ModelProvider, user_id: str | None
 ) -> AbstractContextManager[Span]:
     company, model = company_and_model(provider.name)
     attributes = {
@@ -132,16 +137,18 @@ def _model_span(
         "gen_ai.conversation.id": session_id,
         "gen_ai.provider.name": company,
         "gen_ai.request.model": model,
+        "user.id": user_id,
     }
     return open_span(f"{operation} {subject}", attributes)
 
 
-def tool_span(tool: str, call_id: str) -> AbstractContextManager[Span]:
+def tool_span(tool: str, call_id: str, user_id: str | None = None) -> AbstractContextManager[Span]:
     """Open the span of a tool call."""
     attributes = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": tool,
         "gen_ai.tool.type": "function",
         "gen_ai.tool.call.id": call_id,
+        "user.id": user_id,
     }
     return open_span(f"execute_tool {tool}", attributes)

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.descriptor import DECISION
 from kdskills.bundle.load import untrusted
-from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath
+from kdskills.errors import BadRequest, NameTaken, ReplayError, StrPath, UnknownName
 from kdskills.execution import Executor, IsolationLevel
 from kdskills.models import ModelProvider, Redactor
 from kdskills.session import MemoryStore, SkillRuntime
+from kdskills.session.config import UNKNOWN_WINDOW
 from kdskills.session.conversations import conversations_of
 from kdskills.session.tools import INPUTS, safe_name
+from kdskills.solver.agents import agent_tool
 from kdskills.solver.file_tools import FILE_TOOLS
+from kdskills.solver.output import OUTPUT_TOOL
 from kdskills.solver.parts import Pacing, SolverSettings, Wiring, default_wiring, redactor_of
 from kdskills.solver.shell import SHELL, SHELL_OUTPUT
 from kdskills.solver.tools import RemoteSession, ToolTable, as_tool, load_bundle_tools, remote_tools
 from kdskills.solver.turn_tools import PYTHON, READ, WRITE
 
 if TYPE_CHECKING:
-    from kdskills.session.approval import Approver
+    from kdskills.session.approval import AccessRequest, Approver, Denial
     from kdskills.session.store import SessionStore
     from kdskills.solver.bus import Sink
+    from kdskills.solver.parts import AgentSpec
     from kdskills.turn import SkillsSubsystem
 
 UNSAFE = "unsafe-local"
+BRIEF_WINDOW: Final = 8_192
+"""Tokens of a window below which rules and tools are told in few words."""
 
 
 class SolverSystem:
@@ -87,6 +95,9 @@ class SolverSystem:
         self.pacing = pacing or Pacing()
         self.models: Mapping[str, ModelProvider] = {}
         self.tools = ToolTable(())
+        self.scripts = True
+        self.handed_over: dict[str, tuple[str, str]] = {}
+        """By the session of an agent's turn, the consumer and session of the turn that handed over to it."""
         self.profile: str | None = None
         self._running: tuple[SkillRuntime, Executor | None] | None = None
         self._opened: list[ModelProvider] = []
@@ -107,14 +118,53 @@ class SolverSystem:
         return self._when_open()[1]
 
     @property
+    def skill_tools(self) -> tuple[str, ...]:
+        """Ids of the tools of skills that a turn has."""
+        return tuple(tool for tool in INPUTS if tool != "skills.run_script" or (self.executor and self.scripts))
+
+    @property
     def tool_ids(self) -> tuple[str, ...]:
         """Ids of every tool of a turn; skills that require a tool not among them are refused."""
-        skill_tools = tuple(tool for tool in INPUTS if tool != "skills.run_script" or self.executor is not None)
-        return (*skill_tools, *self.tools.ids)
+        return (*self.skill_tools, *self.tools.ids)
+
+    def for_agent(self, spec: AgentSpec, depth: int) -> SolverSystem:
+        """Return this system as an agent sees it that is handed over to: the same but for its bounds and its tools.
+
+        *depth* counts the turns above its own; an agent that lies as deep as may be hands over to none.
+        """
+        settings, agents = self.settings, set(self.settings.agents) if depth >= self.settings.agent_depth else set()
+        bounds = spec.budget.model_dump(exclude_none=True)
+        bounds["wall_s"] = min(settings.wall_s, bounds.get("wall_s", settings.wall_s))
+        system = copy.copy(self)
+        system.settings = settings.model_copy(update={**bounds, "answer_role": None})
+        owned = [tool for tool in self.tools.all if tool.id not in agents and spec.has(tool.id)]
+        system.tools = ToolTable(owned)
+        system.scripts = self.scripts and spec.has("skills.run_script")
+        return system
+
+    def deny(self, request: AccessRequest) -> Denial | None:
+        """Return the first Denial of a plugin, of an agent's request as of a request of those that handed over to it."""
+        denial = self.wiring.deny(request)
+        while denial is None and request.session_id in self.handed_over:
+            consumer, session_id = self.handed_over[request.session_id]
+            request = replace(request, consumer=consumer, session_id=session_id)
+            denial = self.wiring.deny(request)
+        return denial
 
     def model(self, role: str) -> ModelProvider:
         """Return the provider of a role; roles without one of their own use the decision model."""
         return self.models.get(role) or self.models[DECISION]
+
+    def window(self, role: str = DECISION) -> int | None:
+        """Return the tokens the model of a role takes, as the settings or its provider say; None when unknown."""
+        provider = self.model(role)
+        own = self.settings.window if provider is self.model(DECISION) else None
+        return own or provider.context_window
+
+    def brief(self, role: str = DECISION) -> bool:
+        """Return whether the model of a role is told rules and tools in few words."""
+        choice = self.settings.brief
+        return choice == "always" or (choice == "auto" and (self.window(role) or UNKNOWN_WINDOW) < BRIEF_WINDOW)
 
     def learn(self, redactor: Redactor, secrets: Iterable[str]) -> None:
         """Mask *secrets* from now on: in a turn's events by its *redactor*, and in the recordings of providers."""
@@ -185,13 +235,21 @@ class SolverSystem:
             *self.wiring.tools,
             *(() if path is None else load_bundle_tools(path)),
             *self._tools,
+            *(agent_tool(tool_id, spec, self.settings.wall_s) for tool_id, spec in self.settings.agents.items()),
             *(() if self._remote is None else remote_tools(self._remote)),
         )
-        reserved = {spelling for tool_id in INPUTS for spelling in (tool_id, safe_name(tool_id))}
+        reserved = {OUTPUT_TOOL, *(spelling for tool_id in INPUTS for spelling in (tool_id, safe_name(tool_id)))}
         for tool in tools:
             if tool.id in reserved or safe_name(tool.id) in reserved or tool.id.startswith(("skills.", "kd.")):
                 raise NameTaken(f"the tool id {tool.id!r} is reserved", name=tool.id, kind="tool")
         self.tools = ToolTable(tools)
+        unknown = {tool for spec in self.settings.agents.values() for tool in spec.tools or ()} - {
+            *self.tools.ids,
+            *INPUTS,
+        }
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise UnknownName(f"agents are to have tools that are not there: {names}", name=names, kind="tool")
         return SkillRuntime(
             subsystem=self.subsystem,
             consumer=DECISION,
@@ -205,10 +263,10 @@ class SolverSystem:
             script_env=self.settings.script_env,
             network=self.settings.network,
             script_approval="allow" if self.approve is None else "ask",
-            deny=self.wiring.deny,
+            deny=self.deny,
             listing=self.settings.catalog,
             packages=self.packages,
-            window=self.model(DECISION).context_window,
+            window=self.window(),
         )
 
     def _shell(self, executor: Executor | None) -> bool:

@@ -17,16 +17,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
 
 from kdskills.errors import BundleError, ModelMustAct, NameTaken, PluginInvalid, ToolCallRefused
 from kdskills.models import ModelImage, ToolSpec
+from kdskills.session.brief import BriefText
 from kdskills.session.threads import HandlerThreads
 from kdskills.session.tools import pointer, safe_name
 
 if TYPE_CHECKING:
+    from kdskills.session.approval import User
     from kdskills.solver.turn import Turn
 
 
@@ -89,6 +91,16 @@ class ToolContext:
     turn: Turn
     call_id: str
 
+    @property
+    def user(self) -> User | None:
+        """Whom the turn is for; only the id may be written anywhere."""
+        return self.turn.session.scope.user
+
+    @property
+    def deps(self) -> Any:
+        """What the caller of the turn gave as `deps`, the same object."""
+        return self.turn.session.scope.deps
+
 
 @dataclass(frozen=True)
 class ToolAnswer:
@@ -96,7 +108,8 @@ class ToolAnswer:
 
     `artifacts` are paths of the turn's files it wrote; `changed` says that the turn's state is another one, so that a
     repeated call may answer differently; `pin` marks a text a compactor must keep; `images` are shown beside the value,
-    to a model that `Turn.takes_images`.
+    to a model that `Turn.takes_images`. `later`, in place of a value, gives the answer once the calls beside this one are
+    done, in the order of the calls: for what may not depend on which of them is done first.
     """
 
     value: Any
@@ -105,6 +118,7 @@ class ToolAnswer:
     pin: str | None = None
     ok: bool = True
     images: tuple[ModelImage, ...] = ()
+    later: Callable[[], Awaitable[ToolAnswer]] | None = None
 
 
 ToolBody = Callable[[BaseModel, ToolContext], Awaitable[Any]]
@@ -122,6 +136,7 @@ class SolverTool:
         barrier: Whether a call of these arguments changes state others read, so that it runs alone.
         timeout_s: Seconds it may take; None: as the settings say.
         schema: JSON Schema shown instead of the model's own.
+        brief: Its few words for models with a small window; False: it is offered as it is, None: not at all there.
     """
 
     id: str
@@ -131,11 +146,13 @@ class SolverTool:
     barrier: Callable[[BaseModel], bool] = field(default=lambda _arguments: False)
     timeout_s: float | None = None
     schema: Mapping[str, Any] | None = None
+    brief: BriefText | Literal[False] | None = False
 
-    def spec(self) -> ToolSpec:
+    def spec(self, *, brief: bool = False) -> ToolSpec:
         """Return the tool as offered to a model, under its safe spelling."""
         schema = self.schema if self.schema is not None else plain_schema(self.input_model)
-        return ToolSpec(safe_name(self.id), self.description, schema, self.id)
+        full_spec = ToolSpec(safe_name(self.id), self.description, schema, self.id)
+        return self.brief.spec(full_spec) if brief and self.brief else full_spec
 
     def parse(self, raw: str) -> BaseModel:
         """Return the arguments in the JSON text *raw*; raises `invalid_argument` with JSON pointers and the schema."""

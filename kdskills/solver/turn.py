@@ -17,11 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import Diagnostic, KdskillsError, ModelFailed
-from kdskills.models import IMAGE_TOKENS, Message, ModelProvider, ModelReply, ModelRequest, TextDelta, ToolSpec
+from kdskills.models import (
+    IMAGE_TOKENS,
+    Message,
+    ModelProvider,
+    ModelReply,
+    ModelRequest,
+    OutputMode,
+    TextDelta,
+    ToolSpec,
+)
+from kdskills.session.approval import AccessKind, AccessRequest
 from kdskills.session.config import UNKNOWN_WINDOW
 from kdskills.session.receipts import text_digest
 from kdskills.skills.model import estimate_tokens
-from kdskills.skills.safe_open import walk_tree
+from kdskills.skills.safe_open import walk_shown
 from kdskills.solver.events import (
     ModelDelta,
     ModelReplied,
@@ -34,9 +44,10 @@ from kdskills.solver.events import (
     TurnResult,
 )
 from kdskills.solver.parts import TurnLog
-from kdskills.solver.spans import chat_span
+from kdskills.solver.spans import chat_span, company_and_model
 from kdskills.solver.tools import whole_text
 from kdskills.turn.facade import build_skills_instruction_block
+from kdskills.turn.subsystem import activated
 
 if TYPE_CHECKING:
     from kdskills.session import Session
@@ -46,6 +57,8 @@ if TYPE_CHECKING:
     from kdskills.session.workspace import FolderWorkspace
     from kdskills.skills.selection import By
     from kdskills.solver.bus import EventBus
+    from kdskills.solver.output import OutputForm
+    from kdskills.solver.react import ReactSolver
     from kdskills.solver.shell import BackgroundCommand
     from kdskills.solver.system import SolverSystem
     from kdskills.sources import SourcesPool
@@ -79,6 +92,20 @@ class Generated:
     usage: TokenUsage = field(default_factory=TokenUsage)
 
 
+@dataclass(frozen=True)
+class Handover:
+    """The call that began the turn of an agent: in which turn, by which tool, and which of the turn's calls it is.
+
+    `pool` holds the sources that task and files cite, which are all the agent knows of those of the turn above.
+    """
+
+    turn: Turn
+    call_id: str
+    tool: str
+    number: int
+    pool: SourcesPool
+
+
 @dataclass
 class Turn:
     """One request being worked on.
@@ -88,7 +115,8 @@ class Turn:
     reads the pieces of replies, `log` holds what was done so far, `result` what came of it, once it has ended. `image_bytes`
     counts what images were shown. `commands` run in the background by handle, `closing` is left when the turn ends, before
     its files are listed. `history` was said before the request; the turn is added to `conversation`, or to none; `unsaved` is
-    what kept it from being added.
+    what kept it from being added. `output` is the type asked for. `handover` is the call that began the turn of an
+    agent, None of a turn that a caller began; `solver` is what works on it.
     """
 
     id: str
@@ -101,9 +129,12 @@ class Turn:
     workspace: FolderWorkspace
     bus: EventBus
     conversation: Conversation | None = None
+    handover: Handover | None = None
+    solver: ReactSolver | None = None
     history: tuple[Message, ...] = ()
     unsaved: KdskillsError | None = None
     streaming: bool = False
+    output: OutputForm[Any] | None = None
     log: TurnLog = field(default_factory=TurnLog)
     shell_outputs: int = 0
     image_bytes: int = 0
@@ -117,14 +148,57 @@ class Turn:
         return self.session.id
 
     @property
+    def user_id(self) -> str | None:
+        """Id of whom the turn is for, the only part of a user that is written anywhere."""
+        return self.session.scope.user_id
+
+    @property
     def subsystem(self) -> SkillsSubsystem:
-        """The subsystem that is active."""
-        return self.parts.subsystem
+        """The subsystem that is active: the system's, or one laid over it for the user."""
+        return self.session.scope.subsystem or self.parts.subsystem
+
+    @property
+    def lineage(self) -> tuple[Turn, ...]:
+        """This turn, the one it was handed over by, and so on up to the one that a caller began."""
+        return (self,) if self.handover is None else (self, *self.handover.turn.lineage)
+
+    @property
+    def lane(self) -> str:
+        """The numbers of the calls that handed over, from the first turn down; empty for that turn itself."""
+        return ".".join(str(turn.handover.number) for turn in reversed(self.lineage) if turn.handover is not None)
+
+    @property
+    def role(self) -> str:
+        """The role whose model decides: an agent's is its consumer."""
+        return DECISION if self.handover is None else self.consumer
+
+    def count_step(self) -> None:
+        """Count a decision of an agent for the turn that a caller began."""
+        if self.handover is not None:
+            self.lineage[-1].log.agent_steps += 1
+
+    def spent(self) -> str | None:
+        """Return the name of a bound that this turn, or one it was handed over by, has met, or None."""
+        first = self.lineage[-1]
+        if self.handover is not None and first.log.agent_steps >= first.parts.settings.max_agent_steps:
+            return "max_agent_steps"
+        met = any(turn.log.spent >= turn.parts.settings.max_total_tokens for turn in self.lineage)
+        return "max_total_tokens" if met else None
+
+    def role_view(self, role: str) -> SkillView:
+        """Return what another role may use in this turn: never what the turn that handed over may not."""
+        wall = None if self.handover is None else self.handover.turn.view
+        return self.subsystem.view(role, tools=self.parts.tool_ids, parent=wall)
 
     @property
     def pool(self) -> SourcesPool:
         """The turn's sources."""
         return self.sources.pool
+
+    def access(self, kind: AccessKind, **facts: Any) -> AccessRequest:
+        """Return what policy plugins are asked before something happens in this turn."""
+        scope = self.session.scope
+        return AccessRequest(kind, self.consumer, self.session_id, user=scope.user, deps=scope.deps, **facts)
 
     async def ask(self, step: int, request: ModelRequest) -> ModelReply:
         """Ask the model of a role, as a step of this turn, and log it; a call that failed retryably is tried again.
@@ -133,13 +207,13 @@ class Turn:
         """
         settings, pacing, redactor = self.parts.settings, self.parts.pacing, self.bus.redactor
         provider, emit = self.parts.model(request.role), partial(self.bus.emit, step=step, role=request.role)
-        request = replace(request, timeout_s=settings.model_timeout_s, settings=settings.model_settings)
+        request = replace(request, timeout_s=settings.model_timeout_s, settings=settings.model_settings, lane=self.lane)
         if not self.takes_images(request.role):
             request = replace(request, messages=tuple(replace(message, images=()) for message in request.messages))
         tools = tuple(tool.tool_id for tool in request.tools)
         emit(ModelRequested, model=provider.name, messages=len(request.messages), tools=tools)
         started_at = time.monotonic()
-        with chat_span(provider, request, self.session_id) as span:
+        with chat_span(provider, request, self.session_id, self.user_id) as span:
             attempt = 0
             while True:
                 try:
@@ -157,11 +231,12 @@ class Turn:
             # Before any event about the reply: its text may repeat what its calls give away.
             for call in reply.calls:
                 redactor.arguments(call.arguments)
-            span.replied(replace(reply, text=redactor.text(reply.text)))
-        usage = TokenUsage.of(reply.usage)
+            usage = self._tokens(provider, request, reply)
+            span.replied(replace(reply, text=redactor.text(reply.text), cost=usage.cost))
         facts = {"model": reply.model or provider.name, "finish_reason": reply.finish_reason}
         emit(ModelReplied, text=reply.text, calls=tuple(call.tool for call in reply.calls), usage=usage, **facts)
-        self.log.usage += reply.usage
+        for turn in self.lineage:
+            turn.log.spend(usage)
         self.log.steps[step] = Step(
             index=step,
             role=request.role,
@@ -175,10 +250,21 @@ class Turn:
         )
         return reply
 
+    def _tokens(self, provider: ModelProvider, request: ModelRequest, reply: ModelReply) -> TokenUsage:
+        """Return what a call took; estimates, and no cost, where the provider did not count."""
+        if not reply.usage.total:
+            answer = reply.text + "".join(call.arguments for call in reply.calls)
+            prompt = self.count(request.instructions) + self.extra_tokens(request.tools, request.messages)
+            return TokenUsage(input=prompt, output=self.count(answer), estimated=True)
+        prices = self.parts.settings.prices
+        price = prices.get(provider.name) or prices.get(":".join(company_and_model(provider.name)))
+        return TokenUsage.of(reply.usage, cost=reply.cost if price is None else price.cost(reply.usage))
+
     async def _ask_once(self, provider: ModelProvider, request: ModelRequest, emit: Callable[..., None]) -> ModelReply:
         try:
             async with asyncio.timeout(request.timeout_s):
-                if not self.streaming:
+                # The text of a typed answer is JSON, which nobody is shown as an answer while it is written.
+                if not self.streaming or (self.output is not None and request.role == self.role):
                     return await provider.reply(request)
                 answer: ModelReply | None = None
                 unsent = ""  # the end of the text so far, while it may be the beginning of a secret
@@ -208,12 +294,26 @@ class Turn:
     @property
     def window(self) -> int:
         """Tokens the decision model takes; 128,000 when unknown."""
-        return self.parts.model(DECISION).context_window or UNKNOWN_WINDOW
+        return self.parts.window(self.role) or UNKNOWN_WINDOW
 
-    def takes_images(self, role: str = DECISION) -> bool:
-        """Whether the model of a role is shown images: as the settings say, else as its provider does."""
+    @property
+    def brief(self) -> bool:
+        """Whether the decision model is told rules and tools in few words."""
+        return self.parts.brief(self.role)
+
+    def takes_images(self, role: str | None = None) -> bool:
+        """Whether the model of a role, by default the one that decides, is shown images: as the settings say, else as its
+        provider does.
+        """
         setting = self.parts.settings.images
-        return getattr(self.parts.model(role), "takes_images", False) is True if setting is None else setting
+        provider = self.parts.model(role or self.role)
+        return getattr(provider, "takes_images", False) is True if setting is None else setting
+
+    @property
+    def output_mode(self) -> OutputMode:
+        """How the decision model is held to a type: as the settings say, else as its provider does, else by a tool."""
+        declared: OutputMode = getattr(self.parts.model(self.role), "output_mode", "tool")
+        return self.parts.settings.output_mode or declared
 
     def count(self, text: str) -> int:
         """Estimate the tokens of *text*."""
@@ -228,8 +328,14 @@ class Turn:
         return self.count(sent) + sum(map(self.count, words)) + IMAGE_TOKENS * images
 
     def tool_specs(self) -> tuple[ToolSpec, ...]:
-        """Return the tools offered now: those of skills, then the solver's own."""
-        return (*self.session.tool_specs(), *(tool.spec() for tool in self.parts.tools.all))
+        """Return the tools offered now: those of skills, then the solver's own, then what gives a typed answer."""
+        brief = self.brief
+        own_tools = (tool for tool in self.parts.tools.all if not (brief and tool.brief is None))
+        return (*self.session.tool_specs(), *(tool.spec(brief=brief) for tool in own_tools), *self.output_tool())
+
+    def output_tool(self) -> tuple[ToolSpec, ...]:
+        """Return the tool that gives the answer, where the model is held to a type by one."""
+        return (self.output.tool(),) if self.output is not None and self.output_mode == "tool" else ()
 
     async def active_names(self) -> tuple[str, ...]:
         """Return the names of the active skills, in load order."""
@@ -246,7 +352,7 @@ class Turn:
         for full_id, _ in self.log.skills:
             folder = self.skill_folder(full_id)
             if folder is not None:
-                paths |= {entry.path for entry in walk_tree(folder) if entry.kind == "file"}
+                paths |= {entry.path for entry in walk_shown(folder) if entry.kind == "file"}
         return frozenset(paths)
 
     def skill_folder(self, full_id: str) -> Path | None:
@@ -286,10 +392,12 @@ class Turn:
         """
         refs = [skill.full_id for skill in await self.session.active()] if skills is None else list(skills)
         skill_ids = [self.view.short_ids.get(ref.removeprefix("sk:"), ref) for ref in refs]
-        with self.subsystem.activate(role, tools=self.parts.tool_ids) as view:
+        with activated(self.subsystem, self.role_view(role)) as view:
             # Each skill's sources join the turn's pool in one step: concurrent calls adopt theirs meanwhile, and a
             # pool handed to the block and taken back afterwards would lose them.
-            for closure_skill in view.closure(skill_ids, by=by).order:
+            order = view.closure(skill_ids, by=by).order
+            await self.sources.resolve(order)
+            for closure_skill in order:
                 self.sources.adopt(closure_skill, "", digest=closure_skill.digest)
             block = build_skills_instruction_block(
                 skill_ids, variant=self.parts.settings.skills_form, pool=self.pool, by=by

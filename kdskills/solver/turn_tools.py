@@ -19,12 +19,14 @@ from kdskills.bundle.descriptor import CODEGEN
 from kdskills.errors import ExecFailed, ExecRefused, FileRefused, PluginFailed, ToolCallRefused
 from kdskills.execution import ExecRequest, ExecResult, Limits, Owner, SkillMount
 from kdskills.execution.egress import granted
-from kdskills.session.approval import AccessKind, AccessRequest, ApprovalRequest, denial_of
+from kdskills.session.advice import advised
+from kdskills.session.approval import AccessKind, ApprovalRequest, denial_of
+from kdskills.session.brief import BriefText
 from kdskills.session.codes import pathless, refuse
 from kdskills.session.scripts import packages_of
 from kdskills.session.workspace import MAX_FILE, clean_path
 from kdskills.skills.roots import far_content
-from kdskills.skills.safe_open import read_file, walk_tree
+from kdskills.skills.safe_open import read_file, walk_shown
 from kdskills.solver.events import (
     ApprovalDecided,
     ApprovalRequested,
@@ -245,7 +247,7 @@ async def _read_ref(turn: Turn, text: str) -> ToolAnswer:
         else:
             answer = await (_skill(turn, ref.ref) if ref.path is None else _skill_file(turn, ref.ref, ref.path))
     except ToolCallRefused as error:
-        facts = {"code": error.code, "message": error.message, "details": error.details}
+        facts = advised({name: getattr(error, name) for name in ("code", "who", "message", "details")})
         answer = ToolAnswer({"status": "error", "error": facts}, ok=False)
     return replace(answer, value={"ref": text, "status": "ok", **answer.value})
 
@@ -285,6 +287,7 @@ READ = SolverTool(
     ReactReadInput,
     _react_read,
     barrier=_loads_skill,
+    brief=BriefText("Read sources and files of this turn.", {"refs": "such as src:1-3 or turn:notes.md"}),
 )
 WRITE = SolverTool(
     "react.write",
@@ -292,6 +295,7 @@ WRITE = SolverTool(
     ReactWriteInput,
     _react_write,
     barrier=lambda _arguments: True,
+    brief=BriefText("Write a file.", {"text": "", "mode": ""}),
 )
 
 
@@ -432,9 +436,9 @@ def _is_denied(turn: Turn, tool: str, skill: Skill, paths: Sequence[str]) -> boo
     kinds: tuple[AccessKind, ...] = ("read", "run")
     for path in (None, *paths):
         for kind in kinds if path is None or path.startswith("scripts/") else kinds[:1]:
-            access = AccessRequest(kind, turn.consumer, turn.session_id, skill.full_id, path, tool)
+            access = turn.access(kind, skill=skill.full_id, path=path, tool=tool)
             try:
-                denial = denial_of(turn.parts.wiring.deny, access)
+                denial = denial_of(turn.parts.deny, access)
             except PluginFailed as error:
                 turn.bus.emit(SkillRefused, ref=skill.full_id, code=error.code, reason=error.message)
                 return True
@@ -445,12 +449,12 @@ def _is_denied(turn: Turn, tool: str, skill: Skill, paths: Sequence[str]) -> boo
 
 
 def skill_paths(skill: Skill) -> tuple[str, ...]:
-    """Return the paths of a skill's files, links left out. Raises `skill_unreadable`."""
+    """Return the paths of a skill's files that models see, links left out. Raises `skill_unreadable`."""
     content = far_content(skill)
     if content is not None:
         return tuple(content.paths)
     try:
-        entries = walk_tree(skill.folder) if skill.folder is not None else []
+        entries = walk_shown(skill.folder) if skill.folder is not None else []
     except FileRefused as error:
         raise refuse("skill_unreadable", f"the files of {skill.full_id} cannot be read: {error.message}") from error
     return tuple(entry.path for entry in entries if entry.kind == "file")
@@ -458,7 +462,7 @@ def skill_paths(skill: Skill) -> tuple[str, ...]:
 
 def build_request(turn: Turn, code: str, timeout_s: float, environment: EnvironmentMount | None = None) -> ExecRequest:
     """Return the request of a program: the turn's files, and the export of the codegen view with its skills mounted."""
-    view = turn.subsystem.view(CODEGEN, tools=turn.parts.tool_ids)
+    view = turn.role_view(CODEGEN)
     exported = for_program(view.export_runtime_globals())
     mounts = tuple(
         SkillMount(row["id"], folder, row["tree"])
@@ -524,7 +528,8 @@ async def approve_run(turn: Turn, executor: Executor, request: ExecRequest, appr
     turn.bus.emit(ApprovalRequested, skill=None, path=None)
     argv = ("python3", "<code>") if request.argv is None else request.argv
     network = () if request.network == "none" else request.network
-    answer = await approve(ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name, network))
+    asked = ApprovalRequest(turn.session_id, None, None, None, None, argv, (), executor.name, network, turn.user_id)
+    answer = await approve(asked)
     turn.bus.emit(ApprovalDecided, skill=None, path=None, allowed=answer.allowed, reason=answer.reason)
     if not answer.allowed:
         raise refuse("approval_denied", "the run was not approved", reason=answer.reason)
@@ -603,4 +608,5 @@ PYTHON = SolverTool(
     ExecPythonInput,
     _exec_python,
     timeout_s=MAX_PROGRAM_S + PROGRAM_GRACE_S,
+    brief=BriefText("Run a Python program on the files.", {"code": ""}),
 )

@@ -1,10 +1,11 @@
 """The turn's pool of sources, and citations: extraction, rewriting, rendering, streaming.
 
 `rows` makes what `sources.yaml` holds citable and gives numbers that never change owner, `tokens` holds the grammar,
-`citations` rewrites a skill's numbers to the pool's and shows them to a reader. Everything is a frozen value or a pure
-function, `CitationStream` aside.
+`citations` rewrites a skill's numbers to the pool's and shows them to a reader, `resolving` has a resolver complete rows first.
+Everything is a frozen value or a pure function, `CitationStream` and `SourceResolver` aside.
 """
 
+from kdskills.exports import tell_homes
 from kdskills.sources.citations import (
     Adopted,
     Citation,
@@ -17,6 +18,7 @@ from kdskills.sources.citations import (
     render_citations,
     rewrite_citations,
 )
+from kdskills.sources.resolving import ResolveSource, SourceResolver
 from kdskills.sources.rows import MergeResult, SourceKey, SourceRow, SourcesPool, normalize_sources, normalize_url
 
 __all__ = [
@@ -25,8 +27,10 @@ __all__ = [
     "CitationStream",
     "MergeResult",
     "RenderMode",
+    "ResolveSource",
     "RewriteResult",
     "SourceKey",
+    "SourceResolver",
     "SourceRow",
     "SourcesPool",
     "adopt_citations",
@@ -37,3 +41,5 @@ __all__ = [
     "render_citations",
     "rewrite_citations",
 ]
+
+tell_homes(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
@@ -317,7 +317,8 @@ class CitationStream:
 
     However the text is cut, the joined outputs of `feed` and `flush` equal `render_citations` of the whole.
 
-    The arguments are those of `render_citations`.
+    The arguments are those of `render_citations`; without *listed* the footnotes are not listed at the end of the text. After
+    `flush`, `footnotes` are the sids that its footnotes stand for, in the order of their numbers.
     """
 
     sources: Sources
@@ -327,6 +328,8 @@ class CitationStream:
     first_only: bool = False
     embed_images: bool = False
     mark_unknown: bool = False
+    listed: bool = True
+    footnotes: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -361,7 +364,8 @@ class CitationStream:
     def flush(self) -> str:
         """Return what is still held, and end the text; the stream may then be fed another one."""
         text = self._advance(final=True)
-        if self._notes:
+        self.footnotes = tuple(self._notes)
+        if self._notes and self.listed:
             blank_line = "\n" * (2 - len(self._tail) + len(self._tail.rstrip("\n")))
             noted = [(number, self._get(sid)) for sid, number in self._notes.items()]
             lines = [f"[{number}] {_title(row.title)}" + (f" - {row.url}" if row.url else "") for number, row in noted]

@@ -239,7 +239,12 @@ def normalize_sources(value: object) -> tuple[tuple[SourceRow, ...], tuple[Diagn
         if row is None:
             continue
         if row.sid is not None and row.sid in used_sids:
-            _add(findings, "duplicate_sid", f"sid {row.sid} stands twice; the first row has it", str(row.sid))
+            _add(
+                findings,
+                "duplicate_sid",
+                f"row {number}: sid {row.sid} stands twice; the first row has it",
+                str(row.sid),
+            )
             row = row.numbered(None)
         if row.sid is not None:
             used_sids.add(row.sid)
@@ -394,6 +399,29 @@ def _number(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 1 <= value <= MAX_SID else None
+
+
+def sources_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `sources.yaml`; of what it refuses, a finding says which row does not count, or not as written."""
+    digits = r"^\s*0*[1-9][0-9]{0,8}\s*$"
+    sid = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_SID}, {"type": "string", "pattern": digits}]}
+    locators = [*FIELDS["url"], *FIELDS["physical_path"]]
+    row = {
+        "type": "object",
+        "properties": {
+            "sid": {"anyOf": [*sid["anyOf"], {"type": "null"}], "description": "The number it is cited by."},
+            "url": {"type": ["string", "null"]},
+            "physical_path": {"type": ["string", "null"], "description": "Where it lies, when it has no address."},
+            "title": {"type": ["string", "number", "boolean", "null"]},
+            "text": {"type": ["string", "number", "boolean", "null"], "description": "What it says."},
+        },
+        "anyOf": [{"required": [key], "properties": {key: {"type": "string", "pattern": r"\S"}}} for key in locators],
+    }
+    rows: dict[str, Any] = {"type": "array", "items": row}
+    by_sid = {"type": "object", "propertyNames": {"pattern": digits}, "additionalProperties": row}
+    either = {"anyOf": [rows, by_sid]}
+    inside = [{"type": "object", "required": [key], "properties": {key: either}} for key in ("sources", "items")]
+    return {"title": "Sources that a skill cites", "anyOf": [rows, *inside, by_sid]}
 
 
 SourceKey = Callable[[Mapping[str, Any]], str | None]

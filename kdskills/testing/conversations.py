@@ -17,9 +17,11 @@ from kdskills.models import Message, ToolCall, Usage
 from kdskills.session.conversations import (
     Conversation,
     ConversationBusy,
+    ConversationHead,
     ConversationStore,
     ConversationTurn,
     TurnSummary,
+    UndoableConversations,
 )
 from kdskills.sources import SourcesPool
 from kdskills.testing.stores import START, expect
@@ -153,11 +155,45 @@ async def _erase(store: ConversationStore) -> None:
     expect([await store.get("v"), await store.get("n")] == [other, nobody], "other users keep theirs")
 
 
+async def _take_back(store: ConversationStore) -> None:
+    if not isinstance(store, UndoableConversations):
+        return
+    three = await stored(store, talk(turns=3, user="u"))
+    late = three.following(replace(three.turns[-1], turn_id="late"), three.pool)
+    shorter = await store.take_back(three)
+    expect(shorter == await store.get("c"), "what is left is what is kept")
+    expect(
+        (shorter.turns, shorter.pool) == (three.turns[:2], three.pool), "the last turn is gone, numbers of sources stay"
+    )
+    expect(await refused(store, late), "a turn that began before is not added any more")
+    await store.add(shorter.following(three.turns[-1], shorter.pool))
+    expect((await stored_head(store)).number == 3, "a turn that begins now is")
+    try:
+        await store.take_back(shorter)
+    except ConversationBusy:
+        pass
+    else:
+        expect(False, "a conversation that is not what is kept is refused")
+    for _ in range(3):
+        current = await store.get("c")
+        assert current is not None
+        await store.take_back(current)
+    expect(await store.get("c") is None, "without its only turn the conversation is gone")
+    await stored(store, talk())
+
+
+async def stored_head(store: ConversationStore) -> ConversationHead:
+    """Return the head of the conversation `c` of *store*."""
+    (head,) = await store.page(user=None, after=None, limit=1)
+    return head
+
+
 CONVERSATION_CHECKS: Final = (
     ConversationCheck("round_trip", "conversations come back equal", _round_trip),
     ConversationCheck("cuts", "summaries and receipts come back equal, beside all turns", _cuts),
     ConversationCheck("compare_and_set", "a turn is added to the turns it began with, or to none", _compare_and_set),
     ConversationCheck("one_winner", "of turns at once exactly one is added", _one_winner),
+    ConversationCheck("take_back", "the last turn can be taken back, where the store has it", _take_back),
     ConversationCheck("delete", "deleting is final", _delete),
     ConversationCheck("pages", "listings are sorted, paged and by user", _pages),
     ConversationCheck("purge", "idle conversations go, others stay", _purge),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kdskills.turn.restore import set_skills_descriptor
     from kdskills.turn.subsystem import (
         Activation,
+        SkillsOverlay,
         SkillsSubsystem,
         bound,
         get_active_skills_subsystem,
@@ -47,7 +48,7 @@ else:
             ),
             ".restore": "set_skills_descriptor",
             ".subsystem": (
-                "Activation SkillsSubsystem bound get_active_skills_subsystem get_active_view "
+                "Activation SkillsOverlay SkillsSubsystem bound get_active_skills_subsystem get_active_view "
                 "set_active_skills_subsystem"
             ),
             ".view": "InstructionBlock PickerEntry SkillSet SkillView",
@@ -67,6 +68,7 @@ __all__ = [
     "Refused",
     "SkillSet",
     "SkillView",
+    "SkillsOverlay",
     "SkillsSubsystem",
     "bound",
     "build_skill_short_id_map",

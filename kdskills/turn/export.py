@@ -15,22 +15,27 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from kdskills.bundle.descriptor import EVERYONE, SkillsDescriptor
-from kdskills.errors import DescriptorError, Diagnostic, PolicyUnavailable, StrPath, path_argument
+from kdskills.bundle.descriptor import EVERYONE, AgentRules, SkillsDescriptor, is_group
+from kdskills.errors import DescriptorError, Diagnostic, FileRefused, PolicyUnavailable, StrPath, path_argument
+from kdskills.skills.folder import shown_digest
 from kdskills.skills.model import RootKind, Skill
 from kdskills.skills.refs import INTERNAL_NAMESPACE
 from kdskills.skills.roots import SkillRoot, Snapshot, far_content
 from kdskills.skills.safe_open import rows_digest
-from kdskills.skills.selection import STEP_OF, KnownSkills
+from kdskills.skills.selection import STEP_OF, KnownSkills, Rules
 
 if TYPE_CHECKING:
     import jinja2
 
     from kdskills.prompts import CatalogEntry
-    from kdskills.search import EmbedderGuard, SearchHit, SearchIndex, SkillVectors
-    from kdskills.sources import SourceKey
+    from kdskills.search import EmbedderGuard, JoinedIndex, SearchHit, SearchIndex, SkillVectors
+    from kdskills.sources import SourceKey, SourceResolver
+
+T = TypeVar("T")
 
 EXPORT_KEY = "SKILLS_DESCRIPTOR"
+
+IndexMaker = Callable[[], "SearchIndex | JoinedIndex"]
 
 HitOrder = Callable[[str | None, str, Sequence["SearchHit"]], tuple[Sequence["SearchHit"], tuple[Diagnostic, ...]]]
 """Reorders and drops the best hits of a consumer's query, and says what went wrong."""
@@ -82,7 +87,8 @@ class Exported(NamedTuple):
 
     `complete` tells that all skills were exported, so that a view of any consumer can be taken; otherwise it is the
     view of `consumer` with its `tools` (None: no tool gate), which refused `{full id: code}`. `content_hash` and
-    `fingerprint` are those of the exporting side, `uris` is `{full id: URI of the skill's folder}`.
+    `fingerprint` are those of the exporting side, `uris` is `{full id: URI of the skill's folder}`. `rules` held for the user
+    beside those of the descriptor.
     """
 
     complete: bool
@@ -93,6 +99,7 @@ class Exported(NamedTuple):
     content_hash: str
     fingerprint: str
     uris: Mapping[str, str]
+    rules: AgentRules | None = None
 
     def admit(self, consumer: str | None, tools: frozenset[str] | None, include_internal: bool) -> None:
         """Raise PolicyUnavailable unless the export holds every answer of the requested view."""
@@ -120,7 +127,7 @@ class Exported(NamedTuple):
         }
 
 
-def index_maker(file: Path | None) -> Callable[[], SearchIndex]:
+def index_maker(file: Path | None) -> IndexMaker:
     """Return what gives one search index, kept in *file*, and imports what it needs when first asked."""
 
     @cache
@@ -128,6 +135,18 @@ def index_maker(file: Path | None) -> Callable[[], SearchIndex]:
         from kdskills.search import SearchIndex
 
         return SearchIndex(file)
+
+    return search_index
+
+
+def joined_maker(state: SubsystemState, added: Mapping[str, Skill]) -> IndexMaker:
+    """Return what gives the index of *state* with the terms of *added* skills beside it, which are kept in memory."""
+
+    @cache
+    def search_index() -> JoinedIndex:
+        from kdskills.search import JoinedIndex, SearchIndex
+
+        return JoinedIndex(state.search_index(), state.snapshot.skills, SearchIndex(), added)
 
     return search_index
 
@@ -144,13 +163,23 @@ def vectors_maker(embedder: EmbedderGuard | None, file: Path | None) -> Callable
     return skill_vectors
 
 
+def merged_ids(base: Mapping[str, T], added: Mapping[str, T]) -> dict[str, T]:
+    """Return both sorted by key, where *base* is sorted already."""
+    both = {**base, **{key: added[key] for key in sorted(added)}}
+    if not (base and added) or [*base][-1] < min(added):
+        return both  # which costs a quarter
+    order = sorted(both)
+    return dict(zip(order, map(both.__getitem__, order), strict=True))
+
+
 @dataclass(frozen=True)
 class SubsystemState:
     """What a subsystem holds at one moment; never changed, but for `entries`, which is a cache.
 
     `mounts` is `{URI prefix: folder on this host}`, `environment` None for the shipped templates, `source_key`
-    overrides what makes two rows one source; `entries` holds catalog entries by full id, each with its skill; `search_index`
+    overrides what makes two rows one source, `source_resolver` completes rows first; `entries` holds catalog entries by full id, each with its skill; `search_index`
     gives the index that views are searched by, made at the first search, and `skill_vectors` their vectors; `hit_order` has the last word about hits.
+    `over` is the state that this one adds the skills of a snapshot to.
     """
 
     descriptor: SkillsDescriptor
@@ -158,13 +187,13 @@ class SubsystemState:
     mounts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     environment: jinja2.Environment | None = None
     source_key: SourceKey | None = None
+    source_resolver: SourceResolver | None = None
     hit_order: HitOrder | None = None
     exported: Exported | None = None
     entries: dict[str, tuple[Skill, CatalogEntry]] = field(default_factory=dict, repr=False, compare=False)
-    search_index: Callable[[], SearchIndex] = field(
-        default_factory=lambda: index_maker(None), repr=False, compare=False
-    )
+    search_index: IndexMaker = field(default_factory=lambda: index_maker(None), repr=False, compare=False)
     skill_vectors: Callable[[], SkillVectors | None] = field(default=lambda: None, repr=False, compare=False)
+    over: tuple[SubsystemState, Snapshot] | None = field(default=None, repr=False, compare=False)
 
     def reusable_entries(self, snapshot: Snapshot) -> dict[str, tuple[Skill, CatalogEntry]]:
         """Return the catalog entries of skills that are the same object in *snapshot*, for the `SubsystemState` made of it."""
@@ -187,6 +216,9 @@ class SubsystemState:
         """Digest over descriptor, root digests and winners; a restored subsystem has its exporter's."""
         if self.exported is not None:
             return self.exported.fingerprint
+        if self.over is not None:
+            below_it, added = self.over
+            return rows_digest([["over", below_it.fingerprint], ["added", added.digest]])
         return rows_digest([["descriptor", self.descriptor.content_hash], ["skills", self.snapshot.digest]])
 
     @property
@@ -198,6 +230,26 @@ class SubsystemState:
 VERSION = 1
 
 
+def _skill_rows(state: SubsystemState, skills: Mapping[str, Skill]) -> tuple[list[dict[str, str]], list[str]]:
+    """Return what an export says of each skill on this host, and the ids of those that somebody changed since they were judged:
+    they stay out, and take none of the others along.
+    """
+    rows: list[dict[str, str]] = []
+    changed: list[str] = []
+    for full_id, skill in sorted(skills.items()):
+        if far_content(skill) is not None:
+            continue
+        try:
+            tree = shown_digest(skill)
+        except FileRefused as error:
+            if error.code != "skill_changed":
+                raise
+            changed.append(full_id)
+        else:
+            rows.append({"id": full_id, "uri": skill_uri(state, skill), "digest": skill.digest, "tree": tree})
+    return rows, changed
+
+
 def export_view(
     state: SubsystemState,
     skills: Mapping[str, Skill],
@@ -207,22 +259,21 @@ def export_view(
     tools: frozenset[str] | None = None,
     include_internal: bool = False,
     scope: Literal["view", "subsystem"] = "view",
+    rules: Rules | None = None,
 ) -> dict[str, Any]:
     """Return the export of a view, or of a whole subsystem: with the rules of every consumer.
 
-    *skills* are what the view grants with private dependencies; *refused* says `{full id: code}` of everything else.
+    *skills* are what the view grants with private dependencies; *refused* says `{full id: code}` of everything else. *rules*
+    go along where they hold for a user, as rules without the names of groups.
     """
     # Skills of remote servers are not exported: the other process could not fetch and check their files.
     present = [each for each in state.snapshot.roots if each.present and each.root.listing is None]
-    rows = [
-        {"id": full_id, "uri": skill_uri(state, skill), "digest": skill.digest, "tree": skill.tree_digest()}
-        for full_id, skill in sorted(skills.items())
-        if far_content(skill) is None
-    ]
+    rows, changed = _skill_rows(state, skills)
+    refused = {**refused, **dict.fromkeys(changed, "skill_invalid")}
     config = {
         name: rules.to_json()
         for name, rules in state.descriptor.agents_config.items()
-        if scope == "subsystem" or name in {EVERYONE, consumer}
+        if (scope == "subsystem" or name in {EVERYONE, consumer}) and not is_group(name)
     }
     roots: list[dict[str, Any]] = []
     for each in present:
@@ -245,6 +296,7 @@ def export_view(
                 "tools": None if tools is None else sorted(tools),
                 "include_internal": include_internal,
                 "refused": dict(sorted(refused.items())),
+                **({"rules": rules.folded()} if rules is not None and rules.layers else {}),
             },
             "content_hash": state.content_hash,
             "fingerprint": state.fingerprint,
@@ -302,8 +354,6 @@ def _is_logical(root: SkillRoot) -> bool:
     host = [part for part in str(root.path).split("/") if part]
     return "://" in root.uri and scheme not in reserved and (not host or [*parts][: len(host)] != host)
 
-
-T = TypeVar("T")
 
 NOWHERE = Path("/nonexistent")  # the path of a root that is not on this host, whose skills are mounted one by one
 
@@ -367,6 +417,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
     activation = _typed(content, "activation", dict)
     tools = _optional(activation, "tools", list)
     refused = _typed(activation, "refused", dict)
+    rules = _optional(activation, "rules", dict)
     exported = Exported(
         complete=content.get("scope") == "subsystem",
         consumer=_optional(activation, "consumer", str),
@@ -376,6 +427,7 @@ def read_export(value: Mapping[str, Any]) -> Export:
         content_hash=_typed(content, "content_hash", str),
         fingerprint=_typed(content, "fingerprint", str),
         uris=MappingProxyType({entry.full_id: entry.uri for entry in skills}),
+        rules=None if rules is None else AgentRules.from_json(rules, "activation.rules."),
     )
     return Export(descriptor, roots, skills, MappingProxyType(mounts), exported)
 

@@ -52,6 +52,9 @@ def instruction_block(
         findings += notes
         if not text.strip():
             continue
+        if view.state.source_resolver is not None:
+            rows, problems = view.state.source_resolver.complete(rows)
+            findings += problems
         adopted = adopt_citations(text, rows, pool, key=view.state.source_key)
         pool, sid_map[skill.full_id] = adopted.pool, adopted.sid_map
         for note in adopted.diagnostics:

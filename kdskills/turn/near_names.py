@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Final
 
-from kdskills.bundle.descriptor import CODEGEN, DECISION, EVERYONE
+from kdskills.bundle.descriptor import CODEGEN, DECISION, EVERYONE, is_group
+from kdskills.bundle.load import MAX_DESCRIPTOR
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.errors import Diagnostic, FileRefused, Severity
 from kdskills.skills.refs import parse_ref
@@ -26,6 +30,47 @@ ALIKE: Final = 0.85
 LEAST: Final = 0.7
 """Below this, two names are not compared letter by letter."""
 MOST_SUGGESTED: Final = 3
+_WORD: Final = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'|[^\s\"',:{}()\[\]#]+(?::[^\s\"',:{}()\[\]#]+)*")
+
+
+class WordLines:
+    """The lines of a file that names stand in, comments aside, so that findings can point at what was written."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[str, list[int]] = {}
+        for number, line in enumerate(text.split("\n"), 1):
+            for word in () if line.lstrip().startswith("#") else _words(line):
+                self._lines.setdefault(word, []).append(number)
+
+    def after(self, *words: str) -> int | None:
+        """Return the line of the last of *words*, each looked for from the line of the one before; None without the first."""
+        line = 0
+        for word in words:
+            lines = self._lines.get(word, [])
+            index = bisect_left(lines, line)
+            if index == len(lines):
+                break
+            line = lines[index]
+        return line or None
+
+
+def _words(line: str) -> Iterator[str]:
+    """Yield what is quoted in a line of a descriptor or frontmatter, the words in it, and every other word."""
+    for match in _WORD.finditer(line):
+        quoted_text = match[1] or match[2]
+        yield quoted_text or match[0]
+        if quoted_text and " " in quoted_text:
+            yield from quoted_text.split()
+
+
+def descriptor_words(bundle: Bundle) -> tuple[str | None, WordLines]:
+    """Return the name of a bundle's descriptor, None without one, and the lines of what it says."""
+    for name in DESCRIPTOR_NAMES:
+        try:
+            return name, WordLines(read_file(bundle.root, name, limit=MAX_DESCRIPTOR).data.decode("utf-8", "replace"))
+        except FileRefused:
+            continue
+    return None, WordLines("")
 
 
 def rule_findings(bundle: Bundle, recorded: Iterable[str] = ()) -> list[Diagnostic]:
@@ -37,7 +82,8 @@ def rule_findings(bundle: Bundle, recorded: Iterable[str] = ()) -> list[Diagnost
     listed = bundle.descriptor.consumers
     consumers = dict.fromkeys((*listed, *SOLVER, *recorded))
     findings = []
-    for consumer in bundle.descriptor.agents_config:
+    path, lines = descriptor_words(bundle)
+    for consumer in filterfalse(is_group, bundle.descriptor.agents_config):
         nearest_name, ratio = nearest(consumer, consumers)
         if consumer == EVERYONE or consumer in consumers or (not listed and ratio < ALIKE):
             continue
@@ -47,7 +93,7 @@ def rule_findings(bundle: Bundle, recorded: Iterable[str] = ()) -> list[Diagnost
         advice = f"write {nearest_name!r}, or " if ratio >= ALIKE else ""
         fix = f"{advice}list {consumer!r} under `consumers` in the descriptor"
         message, ref = f"{consumer} {reason}: its rules hold for nobody", f"agents_config.{consumer}"
-        path, line = _descriptor_line(bundle, consumer)
+        line = lines.after(consumer)
         findings.append(Diagnostic("consumer_unknown", severity, message, path=path, line=line, ref=ref, fix=fix))
     return findings
 
@@ -60,7 +106,7 @@ def asker_findings(
     Those *recorded* are known; an anonymous consumer is never unknown.
     """
     terms = subsystem.descriptor
-    consumers = dict.fromkeys((*terms.agents_config, *terms.consumers, *SOLVER, *recorded))
+    consumers = dict.fromkeys((*filterfalse(is_group, terms.agents_config), *terms.consumers, *SOLVER, *recorded))
     if consumer is None or consumer in consumers or consumer == EVERYONE:
         return ()
     patterns = [entry for skill in subsystem.registry.values() for entry in skill.include_for]
@@ -85,17 +131,6 @@ def nearest(name: str, candidates: Iterable[str]) -> tuple[str, float]:
 
     rated = ((candidate, likeness(candidate)) for candidate in candidates if candidate != EVERYONE)
     return max(rated, key=lambda pair: pair[1], default=("", 0.0))
-
-
-def _descriptor_line(bundle: Bundle, consumer: str) -> tuple[str | None, int | None]:
-    """Return the descriptor's file and the line a consumer stands in, as far as they can be seen."""
-    for name in DESCRIPTOR_NAMES:
-        try:
-            lines = read_file(bundle.root, name, limit=1 << 20).data.decode("utf-8", "replace").splitlines()
-        except FileRefused:
-            continue
-        return name, next((number for number, text in enumerate(lines, 1) if consumer in text), None)
-    return None, None
 
 
 def meant_id(subsystem: SkillsSubsystem, view: SkillView, ref: str) -> str:

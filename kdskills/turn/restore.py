@@ -47,7 +47,7 @@ def set_skills_descriptor(
         descriptor: An export, a plain descriptor, or None for an empty subsystem.
         bundle_root: Where the bundle is on this host.
         mounts: `{URI prefix: folder}` in place of the export's own.
-        verify: `catalog` compares the digests of skill files and mounted roots, `tree` those of whole folders too,
+        verify: `catalog` compares the digests of skill files and mounted roots, `tree` those of all files too,
             `none` nothing.
 
     Returns:
@@ -187,7 +187,7 @@ class RestoredRegistry:
             raise _changed(row.full_id, row.uri, row.full_id, parsed.full_id or "no usable skill")
         if self._verify == "tree":
             try:
-                tree = tree_digest(folder.parent, folder.name)
+                tree = tree_digest(folder.parent, folder.name, shown=True)
             except FileRefused as error:
                 raise _changed(row.full_id, row.uri, row.tree, error.code) from error
             if tree != row.tree:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
@@ -30,7 +31,7 @@ from kdskills.skills.selection import (
     refuse,
     refuse_by,
 )
-from kdskills.turn.export import SubsystemState, export_view
+from kdskills.turn.export import SubsystemState, export_view, merged_ids
 
 if TYPE_CHECKING:
     from kdskills.prompts import Catalog, CatalogEntry, CatalogFormat, CatalogListing, Locations
@@ -123,6 +124,7 @@ class SkillView:
     index: KnownSkills = field(repr=False)
     rules: Rules = field(repr=False)
     codes: Mapping[str, str] = field(repr=False)
+    over: SkillView | None = field(default=None, repr=False)
 
     def resolve(self, ref: str, *, by: By = "model") -> Granted | Refused:
         """Grant or refuse *ref*: the one gate.
@@ -200,7 +202,7 @@ class SkillView:
                 f"{full_id} needs {' and '.join(needed)}: where no engine runs scripts, as with executor=None, it is left out"
             )
         if skill is not None and skill.allowed_tool_names:
-            mode = self.state.descriptor.allowed_tools_mode(skill.namespace)
+            mode = self.state.descriptor.allowed_tools_mode(skill.namespace, skill.layer)
             notes.append(mode_note(skill.full_id, skill.allowed_tool_names, mode))
         return Explanation(ref, self.consumer, full_id, via if full_id else None, outcome, steps, tuple(notes))
 
@@ -342,9 +344,16 @@ class SkillView:
     @cached_property
     def digest(self) -> str:
         """Digest over the fingerprint, consumer, tools and every answer: it changes whenever an answer may."""
+        if self.over is not None:  # which is cheaper, and answers what this one does about all skills but those added
+            added = [full_id for full_id in self.skills if full_id not in self.over.skills]
+            refused = [[full_id, code] for full_id, code in self.codes.items() if full_id not in self.over.codes]
+            head = [["over", self.over.digest], ["fingerprint", self.state.fingerprint], ["granted", *added]]
+            return rows_digest([*head, *sorted(refused)])
         tools = ["none"] if self.tools is None else ["some", *sorted(self.tools)]
         agent = ["anonymous"] if self.consumer is None else ["named", self.consumer]
         head = [["fingerprint", self.state.fingerprint], ["consumer", *agent], ["tools", *tools]]
+        if self.rules.layers:
+            head.append(["user", json.dumps(self.rules.folded())])
         answers = [*((full_id, "granted") for full_id in self.skills), *self.codes.items()]
         return rows_digest([*head, ["internal", str(self.include_internal)], *sorted(answers)])
 
@@ -363,6 +372,7 @@ class SkillView:
             tools=self.tools,
             include_internal=self.include_internal,
             refused=self.codes,
+            rules=self.rules,
         )
 
 
@@ -376,10 +386,34 @@ def _pins_itself(skill: Skill) -> bool:
 def build_view(state: SubsystemState, rules: Rules) -> SkillView:
     """Ask the gate about every skill once and number what is listed."""
     index = state.skill_index(rules.include_internal)
+    granted, codes = _judged(index, rules, index.skills)
+    order = sorted(granted)  # registries are in this order already, exports may not be
+    if order != list(granted):
+        granted = {full_id: granted[full_id] for full_id in order}
+    listed = _listed(granted)
+    return _numbered(state, index, rules, granted, listed, _names(listed), codes)
+
+
+def extended_view(over: SkillView, state: SubsystemState, rules: Rules, added: Mapping[str, Skill]) -> SkillView:
+    """Return *over* with those of *added* skills that *rules* grant: what `build_view` makes of *state*, which has both.
+
+    Nothing is asked about the skills of *over* again: what is added changes no answer about them, since it neither replaces
+    nor is imported by any of them.
+    """
+    index = state.skill_index(rules.include_internal)
+    granted, codes = _judged(index, rules, added)
+    listed = _listed(granted)
+    names = {**over.names, **_names(listed)}
+    skills, codes = merged_ids(over.skills, granted), {**over.codes, **codes}
+    return replace(_numbered(state, index, rules, skills, merged_ids(over.listed, listed), names, codes), over=over)
+
+
+def _judged(index: KnownSkills, rules: Rules, skills: Mapping[str, Skill]) -> tuple[dict[str, Skill], dict[str, str]]:
+    """Return those of *skills* that are granted, and the codes of all that are refused."""
     codes: dict[str, str] = dict(index.refused)
     granted: dict[str, Skill] = {}
     checks = checks_in_force(rules)
-    for full_id, skill in index.skills.items():
+    for full_id, skill in skills.items():
         finding = refuse(rules, skill, checks)
         if finding is None:
             granted[full_id] = skill
@@ -389,18 +423,30 @@ def build_view(state: SubsystemState, rules: Rules) -> SkillView:
         for full_id in broken_imports(index, rules, tuple(granted.values())) & granted.keys():
             codes[full_id] = "import_refused"
             del granted[full_id]
-    order = sorted(granted)  # registries are in this order already, exports may not be
-    if order != list(granted):
-        granted = {full_id: granted[full_id] for full_id in order}
-    listed = {i: skill for i, skill in granted.items() if not skill.hidden and refuse_by(skill, "model") is None}
+    return granted, codes
+
+
+def _listed(granted: Mapping[str, Skill]) -> dict[str, Skill]:
+    return {i: skill for i, skill in granted.items() if not skill.hidden and refuse_by(skill, "model") is None}
+
+
+def _numbered(
+    state: SubsystemState,
+    index: KnownSkills,
+    rules: Rules,
+    granted: dict[str, Skill],
+    listed: dict[str, Skill],
+    names: dict[str, str],
+    codes: dict[str, str],
+) -> SkillView:
     return SkillView(
         consumer=rules.consumer,
         tools=rules.tools,
         include_internal=rules.include_internal,
         skills=MappingProxyType(granted),
         listed=MappingProxyType(listed),
-        short_ids=MappingProxyType({f"SK{number}": full_id for number, full_id in enumerate(listed, 1)}),
-        names=MappingProxyType(_names(listed)),
+        short_ids=MappingProxyType(dict(zip(_short_ids(len(listed)), listed, strict=True))),
+        names=MappingProxyType(names),
         state=state,
         index=index,
         rules=rules,
@@ -408,20 +454,31 @@ def build_view(state: SubsystemState, rules: Rules) -> SkillView:
     )
 
 
+@lru_cache(maxsize=8)
+def _short_ids(count: int) -> tuple[str, ...]:
+    """Return the numbers of so many skills; they are the same for all."""
+    return tuple(f"SK{number}" for number in range(1, count + 1))
+
+
 def _names(listed: Mapping[str, Skill]) -> dict[str, str]:
     """Name each skill by its bare id where that is unique and no short id, else by its full id.
 
-    Skills that lie elsewhere always have their full id: it shows where they come from, and they take no other's name.
+    Skills that lie elsewhere, or that a user brings along, always have their full id: it shows where they come from, and they
+    take no other's name.
     """
     count: dict[str, int] = {}
     for skill in listed.values():
-        if far_content(skill) is None:
+        if _has_bare_name(skill):
             count[skill.id] = count.get(skill.id, 0) + 1
     unique = {bare for bare, skills in count.items() if skills == 1 and not (bare.startswith("SK") and is_number(bare))}
     return {
-        skill.id if skill.id in unique and far_content(skill) is None else full_id: full_id
+        skill.id if skill.id in unique and _has_bare_name(skill) else full_id: full_id
         for full_id, skill in listed.items()
     }
+
+
+def _has_bare_name(skill: Skill) -> bool:
+    return far_content(skill) is None and skill.layer != "overlay"
 
 
 def _entry(kind: type[CatalogEntry], skill: Skill, short_id: str, name: str) -> CatalogEntry:

@@ -25,6 +25,8 @@ class Listener(ScriptedModel):
 
     async def reply(self, request):
         words = [message.text for message in request.messages if message.role == "user"]
+        if words[-1] == "which skills?":
+            return ModelReply("hello" if "<name>hello" in request.instructions else "none")
         if words[-1] == "break":
             raise ModelFailed("it is broken")
         return ModelReply(" then ".join(words))
@@ -68,3 +70,18 @@ def test_a_conversation_of_somebody_else_is_refused(tmp_path):
     chat(tmp_path, "chat", HELLO, "--session", "c1", "--user", "anna", lines="one\n")
     other = chat(tmp_path, "chat", HELLO, "--session", "c1", "--user", "otto", lines="two\n")
     assert (other.exit_code != 0, "conversation_foreign" in other.output) == (True, True)
+
+
+def test_roles_of_the_user_hold(tmp_path):
+    """`--role` puts the rules of its group in force, in a chat and what it says of skills, and in a single turn."""
+    folder = tmp_path / "desk" / "skills" / "hello"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: hello\ndescription: Greets people.\n---\nGreet.\n")
+    (tmp_path / "desk" / "skills_descriptor.yaml").write_text('agents_config: {"@interns": {disabled: ["*"]}}\n')
+    desk, intern = str(tmp_path / "desk"), ("--user", "ada", "--role", "guests", "--role", "interns")
+    assert "hello" in chat(tmp_path, "run", desk, "which skills?", lines="").output
+    assert "none" in chat(tmp_path, "run", desk, "which skills?", *intern, lines="").output
+    talk = chat(tmp_path, "chat", desk, *intern, lines="which skills?\n/why hello\n")
+    assert ("none" in talk.output, "denied" in talk.output) == (True, True)
+    nobody = chat(tmp_path, "run", desk, "which skills?", "--role", "interns", lines="")
+    assert (nobody.exit_code != 0, "name the user" in nobody.output) == (True, True)

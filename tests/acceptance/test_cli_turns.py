@@ -65,10 +65,11 @@ def test_a_pdf_alone_without_fpdf2_is_one_line(press: Path, tmp_path: Path) -> N
 
 
 def test_run_names_the_files_it_leaves() -> None:
-    """Without `--out` every file of the turn is named where it lies."""
+    """Without `--out` every file of the turn is named where it lies, and their folder."""
     done = kdskills("run", PRESS)
     assert done.returncode == 0, done.stderr
-    named = [Path(row.strip().partition(" ")[2]) for row in done.stdout.splitlines() if row.startswith("  file ")]
+    named = [Path(row.strip().partition(" ")[2]) for row in done.stderr.splitlines() if row.startswith("  file ")]
+    assert f"  folder {named[0].parent}\n" in done.stderr
     assert {"report.html", "report.md", "airports.svg"} <= {path.name for path in named}
     assert all(path.is_file() for path in named)
     shutil.rmtree(named[0].parent)

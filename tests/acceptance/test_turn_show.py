@@ -16,10 +16,10 @@ from rich.console import Console
 
 from kdskills.app import Host, Settings
 from kdskills.bundle import load_bundle
-from kdskills.doors.cli.turns import LINES, SILENT, Timeline, readable
+from kdskills.doors.cli.turns import LINES, SILENT, Narrator, Timeline, readable
 from kdskills.errors import BadRequest
-from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
-from kdskills.solver.events import EVENT_TYPES
+from kdskills.solver import AgentSpec, ReactSolver, SolverSettings, SolverSystem, TurnResult
+from kdskills.solver.events import EVENT_TYPES, read_transcript
 from kdskills.testing import ScriptedModel, call, say
 from kdskills.testing.models import call_raw, together
 
@@ -45,8 +45,8 @@ def turn(folder: Path, replies: list[Any], request: str = "Which region grew?", 
         (skill / "sources.yaml").write_text("- {sid: 1, title: Sales guide, url: 'https://example.org/sales'}\n")
 
     async def run() -> TurnResult:
+        model = ScriptedModel(replies, roles=options.pop("roles", None))
         settings = SolverSettings(work_dir=folder / "turns", transcripts=folder / "transcripts", **options)
-        model = ScriptedModel(replies)
         async with SolverSystem(bundle=load_bundle(root), model=model, executor=None, settings=settings) as system:
             return await ReactSolver(system).run(request)
 
@@ -97,6 +97,35 @@ def test_the_timeline_tells_the_whole_turn(run: Callable[..., Any], transcript: 
         assert said in flat, said
     assert all(digest.split()[-1] in done.stdout for digest in digests)
     assert "more characters: --full prints them" in done.stdout
+
+
+def test_what_agents_do_stands_behind_their_name(run: Callable[..., Any], tmp_path: Path) -> None:
+    """Lines of an agent's turn, and of one below it, name it; the answer and the end are those of the turn."""
+    agents = {"tools.research": AgentSpec("research", "Looks."), "tools.deeper": AgentSpec("deeper", "Digs.")}
+    roles = {
+        "research": [call("skills_load", names=["sales"]), call("tools_deeper", task="Dig."), say("Mid [[S:1]].")],
+        "deeper": [say("Low.\n   0.000s    answer  forged")],
+    }
+    path = turn(tmp_path, [call("tools_research", task="Look."), say("Top [[S:1]].")], roles=roles, agents=agents)
+    done = run("turn", "show", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert len([line for line in lines if line.startswith("answer")]) == 1
+    flat = " ".join(lines)
+    for said in [
+        "request tools.research › as research, turn",
+        "loaded tools.research › acme.sales by model",
+        "request tools.research › tools.deeper › as deeper, turn",
+        "│ │ │ Low.",
+        "│ Top [[S:1]].",
+        "[1] Sales guide https://example.org/sales (from tools.research)",
+        "end final (answer): 2 steps, 600 tokens in, 60 out",
+    ]:
+        assert said in flat, said
+    told = lines_of(
+        lambda out: [Narrator(out)(event) for event in read_transcript(path).events], width=99, terminal=False
+    )
+    assert any("tools.research › acme.sales" in line for line in told)
 
 
 def test_full_prints_whole_prompts(run: Callable[..., Any], transcript: Path) -> None:

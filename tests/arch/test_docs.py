@@ -7,10 +7,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from kdskills.models import ModelReply
+from kdskills.testing.model_server import Asked, ModelServer
+from kdskills.testing.models import call, say
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -55,14 +60,39 @@ def test_fences_have_a_known_language(page: Path) -> None:
     assert [word for word in opened if word.split(" ")[0] not in KNOWN] == []
 
 
-def _environment() -> dict[str, str]:
+def _environment(place: Path) -> dict[str, str]:
+    """Return the variables of an example's program: nothing of it stays on the machine."""
     bin_folder = str(Path(sys.executable).parent)
     return os.environ | {
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "NO_COLOR": "1",
         "COLUMNS": "120",
         "TERM": "dumb",
+        "KDSKILLS_STATE_DIR": f"{place}-state",
     }
+
+
+def reader(asked: Asked) -> ModelReply:
+    """Stands for a provider's model in the programs of pages: loads a skill, and answers once it has its text."""
+    if not asked.results:
+        return call("skills_load", names=["profile"])
+    assert "# Profile" in asked.instructions
+    return say("The table has no gaps.")
+
+
+@pytest.fixture(scope="module")
+def providers() -> Iterator[dict[str, str]]:
+    """Variables that lead the SDKs of model providers to a server of ours."""
+    with ModelServer(reader) as server:
+        yield {
+            "OPENAI_API_KEY": "none",
+            "OPENAI_BASE_URL": f"{server.url}/v1",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+            "ANTHROPIC_API_KEY": "none",
+            "ANTHROPIC_BASE_URL": server.url,
+            "GOOGLE_API_KEY": "none",
+            "GOOGLE_GEMINI_BASE_URL": server.url,
+        }
 
 
 @pytest.mark.parametrize(
@@ -70,14 +100,14 @@ def _environment() -> dict[str, str]:
     [p for p in PAGES if any(e.language == "python" for e in examples(p))],
     ids=lambda p: str(p.relative_to(ROOT)),
 )
-def test_python_examples_run(page: Path, place: Path) -> None:
+def test_python_examples_run(page: Path, place: Path, providers: dict[str, str]) -> None:
     """The Python blocks of a page, run in order as one program, end without an error or warning."""
     program = "\n".join(f"# line {e.line}\n{e.text}" for e in examples(page) if e.language == "python")
     run = subprocess.run(
         [sys.executable, "-W", "error", "-"],
         input=program,
         cwd=place,
-        env=_environment(),
+        env=_environment(place) | providers,
         capture_output=True,
         text=True,
         check=False,
@@ -103,7 +133,7 @@ def test_console_examples_run(page: Path, place: Path) -> None:
             run = subprocess.run(
                 ["bash", "-c", command],
                 cwd=place,
-                env=_environment(),
+                env=_environment(place),
                 capture_output=True,
                 text=True,
                 check=False,

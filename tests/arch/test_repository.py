@@ -20,6 +20,7 @@ TOP = {
     "Makefile",
     ".ci",
     ".gitignore",
+    "mkdocs.yml",
 }
 
 

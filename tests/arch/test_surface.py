@@ -27,6 +27,18 @@ ROOMS = {
     "kdskills.execution": ["ExecRequest", "ExecResult", "Executor", "Limits"],
     "kdskills.remote": ["AsyncCodexClient", "AsyncRemoteSkillsFacade", "CodexClient", "RemoteSkillsFacade"],
     "kdskills.app": ["Host", "Settings"],
+    "kdskills.app.operations": ["Context", "Operation"],
+    "kdskills.bundle": ["AgentRules", "SkillsDescriptor"],
+    "kdskills.environments": ["EnvironmentSpec"],
+    "kdskills.errors": ["Diagnostic", "KdskillsError"],
+    "kdskills.models": ["ModelProvider", "ModelRequest"],
+    "kdskills.prompts": ["render_catalog"],
+    "kdskills.remote.dispatch": ["RemoteDispatcher"],
+    "kdskills.remote.journal": ["MemoryJournal", "SqlJournal"],
+    "kdskills.search": ["SearchIndex"],
+    "kdskills.sources": ["SourcesPool"],
+    "kdskills.testing": ["ScriptedModel", "call", "say"],
+    "kdskills.turn": ["SkillView", "SkillsSubsystem"],
 }
 
 FORBIDDEN = {
@@ -64,6 +76,17 @@ def test_a_wrong_import_names_the_right_room() -> None:
         with pytest.raises(ImportError, match=f"{room} does not export {name}: write `from {home} import {name}`$"):
             exec(f"from {room} import {name}")
     assert not any(hasattr(kdskills, name) for name in ("no_such_name", "_x", "__x__", "a.b", "", "../x"))
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_every_room_tells_where_a_name_is(room: str) -> None:
+    """Each public room, with its names loaded or not, names the room of what it does not export."""
+    module = importlib.import_module(room)
+    name, home = ("SkillRuntime", "kdskills") if room == "kdskills.bundle" else ("Bundle", "kdskills")
+    assert name not in module.__all__
+    with pytest.raises(ImportError, match=f"^{room} does not export {name}: write `from {home} import {name}`$"):
+        exec(f"from {room} import {name}")
+    assert not hasattr(module, "no_such_name")
 
 
 def test_the_version_is_the_packages() -> None:

@@ -18,6 +18,36 @@ PAGES = sorted(
     if FENCE.search(page.read_text(encoding="utf-8"))
 )
 
+SURFACE = """\
+from typing import assert_type
+
+from pydantic import BaseModel
+
+from kdskills import Host, SkillRuntime
+from kdskills.app.operations.showing import ListOutput
+from kdskills.session import ToolReply
+
+
+def narrow(reply: ToolReply) -> None:
+    if reply.ok is True:
+        assert_type(reply.error, None)
+        print(reply.result["names"])
+    else:
+        assert_type(reply.result, None)
+        print(reply.error["code"])
+    if reply.error is None:
+        print(reply.result["names"])
+
+
+async def typed(host: Host, operation: str) -> None:
+    assert_type(host.run("skills.list"), ListOutput)
+    assert_type(await host.call("skills.list"), ListOutput)
+    assert_type(await host.call(operation), BaseModel)
+    async with SkillRuntime() as runtime:
+        assert_type(runtime, SkillRuntime)
+"""
+"""What a newcomer relies on: replies are narrowed by `ok`, operations are typed by their names."""
+
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -33,6 +63,7 @@ def programs(tmp_path: Path) -> Path:
                 lines[start + number] = line
         name = re.sub(r"\W+", "_", str(page.relative_to(ROOT).with_suffix("")))
         (tmp_path / f"{name}.py").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "the_surface.py").write_text(SURFACE, encoding="utf-8")
     return tmp_path
 
 
@@ -44,7 +75,9 @@ def test_there_are_examples() -> None:
 def test_mypy_accepts_the_examples(programs: Path) -> None:
     """`mypy --strict` finds nothing; a page may define a name again, as its programs are several."""
     files = sorted(str(path) for path in programs.glob("*.py"))
-    command = [sys.executable, "-m", "mypy", "--strict", "--disable-error-code=no-redef", "--config-file=", *files]
+    cache = "--cache-dir=.mypy_cache/examples"  # one shared with the gate's other options would be made anew each time
+    options = ["--strict", "--disable-error-code=no-redef", "--config-file=", cache]
+    command = [sys.executable, "-m", "mypy", *options, *files]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=390)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
 

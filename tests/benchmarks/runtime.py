@@ -36,6 +36,7 @@ from kdskills.session import RuntimeLimits, SkillRuntime
 from kdskills.session.core import Call
 from kdskills.session.scope import NO_TURN
 from kdskills.session.tools import INPUTS, specs
+from kdskills.skills import SkillRoot
 from kdskills.solver import PlainWiring, ReactSolver, SolverSettings, SolverSystem
 from kdskills.solver.bus import EventBus
 from kdskills.solver.events import ModelReplied
@@ -184,6 +185,17 @@ async def activate(ground: Ground) -> AsyncIterator[Sample]:
             pass
 
     yield sync(work)
+
+
+async def overlay(ground: Ground) -> AsyncIterator[Sample]:
+    """Lay five skills of a user that nobody has seen over a subsystem, and take a view."""
+    subsystem, folder = ground.subsystem(), ground.root.with_name(f"{ground.root.name}-user")
+    for number in range(5):
+        target = folder / f"own-{number}" / "SKILL.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(f"---\nname: own-{number}\ndescription: Own skill {number}.\n---\nText {number}.\n")
+    root = SkillRoot("own://", folder, "own", "user")
+    yield sync(lambda: subsystem.overlay([root], {"disabled": ["user.old"]}).view(CONSUMER))
 
 
 async def revalidate(ground: Ground) -> AsyncIterator[Sample]:
@@ -383,6 +395,7 @@ async def _open(system: SolverSystem) -> AsyncIterator[None]:
 
 TABLE = [
     Row("activate + reset", 0.2, activate),
+    Row("overlay of a user with five skills", 10, overlay),
     Row("re-validate unchanged skills", 10, revalidate),
     Row("catalog text, cold", 8, catalog_cold),
     Row("catalog text, unchanged", 0.1, catalog_unchanged),

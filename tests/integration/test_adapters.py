@@ -1,4 +1,4 @@
-"""Agents of pydantic-ai itself, with its `FunctionModel` and `TestModel`, work with skills."""
+"""Agents of pydantic-ai itself work with skills: with its `FunctionModel` and `TestModel`, and over the wires of providers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import UnexpectedModelBehavior
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models import Model
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.function import AgentInfo, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from kdskills.builtin.adapters.pydantic_ai import SkillsCapability, SkillsToolset
+from kdskills.models import ModelReply
 from kdskills.session import SkillRuntime
+from kdskills.testing.model_server import Asked, ModelServer
+from kdskills.testing.models import call, say, together
 from kdskills.turn import SkillsSubsystem
 
 Wrap = Callable[[SkillRuntime], dict[str, Any]]
@@ -137,6 +145,22 @@ async def test_failures_of_others_cost_no_retry(runtime: SkillRuntime, wrap: Wra
     assert (result.output, [part.outcome for part in script.results()]) == ("done", ["success", *["failed"] * 4])
 
 
+async def test_a_read_sent_with_its_load_finds_the_skill(runtime: SkillRuntime, wrap: Wrap) -> None:
+    """Calls of one reply run side by side here; one sent behind the load it needs waits for it."""
+    script = Script([load("sales"), ("skills_read", {"path": "notes.md"})])
+    await Agent(script.model, **wrap(runtime)).run("go")
+    assert [part.outcome for part in script.results()] == ["success", "success"]
+    assert "Notes on sales." in str(script.results()[1].content)
+
+
+async def test_a_search_answers_what_it_located(root: Path, wrap: Wrap) -> None:
+    """The model reads names with what the skills do, as in the catalog, not their names alone."""
+    subsystem = SkillsSubsystem({}, bundle_root=root, roots=(), index_dir=None)
+    script = Script([("skills_search", {"query": "draw charts"})])
+    await Agent(script.model, **wrap(SkillRuntime(subsystem=subsystem, listing="search-only"))).run("go")
+    assert "About charts." in str(script.results()[0].content)
+
+
 async def test_policy_acts_within_a_run(runtime: SkillRuntime, wrap: Wrap, denied: dict[str, str]) -> None:
     """What is denied while an agent runs is gone from text, enum and files with the next request."""
 
@@ -194,3 +218,45 @@ async def test_wrapped_toolsets(runtime: SkillRuntime) -> None:
         ["kd_skills_load", "kd_skills_read"],
         True,
     )
+
+
+WIRES: dict[str, Callable[[str], Model]] = {
+    "chat": lambda url: OpenAIChatModel("m", provider=OpenAIProvider(base_url=f"{url}/v1", api_key="none")),
+    "responses": lambda url: OpenAIResponsesModel("m", provider=OpenAIProvider(base_url=f"{url}/v1", api_key="none")),
+    "anthropic": lambda url: AnthropicModel("m", provider=AnthropicProvider(base_url=url, api_key="none")),
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_over_the_wire(runtime: SkillRuntime, wrap: Wrap, wire: str, streamed: bool) -> None:
+    """The real clients send the instructions of the moment and the tools, and get every answer; whole and in pieces."""
+    script = [together(call("skills_load", names=["nope"]), call("skills_load", names=["sales"])), say("Two words.")]
+    with ModelServer(script) as server:
+        agent: Agent[None, str] = Agent(WIRES[wire](server.url), retries=2, **wrap(runtime))
+        if streamed:
+            async with agent.run_stream("go") as stream:
+                output = await stream.get_output()
+        else:
+            output = (await agent.run("go")).output
+    assert output == "Two words."
+    first, second = server.requests
+    assert first.tools == ["skills_load", "skills_unload", "skills_read"]
+    assert ("Sum the column." in first.instructions, "Sum the column." in second.instructions) == (False, True)
+    assert "skill_not_found" in second.text
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_conversations_at_once_do_not_mix(runtime: SkillRuntime, wrap: Wrap, wire: str) -> None:
+    """One agent serves many runs over a wire: each sees the text of its own skill alone."""
+
+    def reader(asked: Asked) -> ModelReply:
+        mine = "sales" if "please sum" in asked.text else "charts"
+        if not asked.results:
+            return call("skills_load", names=[mine])
+        return say(f"{mine}: {'Sum the column.' in asked.instructions} {'Draw bars.' in asked.instructions}")
+
+    with ModelServer(reader) as server:
+        agent: Agent[None, str] = Agent(WIRES[wire](server.url), **wrap(runtime))
+        runs = await asyncio.gather(*(agent.run(text) for text in ("please sum", "please draw") * 3))
+    assert [run.output for run in runs] == ["sales: True False", "charts: False True"] * 3

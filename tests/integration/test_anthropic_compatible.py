@@ -96,6 +96,24 @@ async def test_marks_and_tokens_of_the_cache(server, model):
     assert "cache_control" not in json.dumps(server.seen[1][2])
 
 
+async def test_rules_and_active_skills_have_a_mark_each(server, model):
+    """With skills active the end of what stays and the end of theirs are marked, the text itself unchanged; none when turned off."""
+    server.script = [(200, {}, message({"type": "text", "text": "x"}))] * 3
+    text = "rules\n\ncatalog\n\n<active>one</active>"
+    asked = replace(request(), instructions=text, steady=text.index("\n\n<active>"))
+    await model.reply(asked)
+    await model.reply(replace(asked, settings={"anthropic_cache_instructions": "1h", "extra_body": {"metadata": {}}}))
+    await model.reply(replace(asked, settings={"anthropic_cache_instructions": False}))
+    first, hour, off = (body for _, _, body in server.seen)
+    assert "\n\n".join(block["text"] for block in first["system"]) == text
+    assert [block["cache_control"]["ttl"] for block in first["system"] + hour["system"]] == ["5m", "5m", "1h", "1h"]
+    assert (json.dumps(first).count("cache_control"), hour["metadata"]) == (4, {})  # as many as that provider takes
+    assert ("".join(block["text"] for block in off["system"]), "cache_control" in json.dumps(off["system"])) == (
+        text,
+        False,
+    )
+
+
 async def test_a_reply_with_calls_text_and_usage(server, model):
     """Instructions, tools and history go out in that wire's form; text, calls and tokens come back."""
     call = {"type": "tool_use", "id": "toolu_1", "name": "skills_load", "input": {"names": ["sales"]}}

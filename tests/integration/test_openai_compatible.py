@@ -1,6 +1,8 @@
 """A live model over HTTP: a local server speaking the OpenAI chat-completions wire, asked through pydantic-ai."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -305,6 +307,22 @@ async def test_a_whole_turn_with_tool_calls(server, register, bundle, tmp_path):
     assert "Sum up [[S:1]]" in server.seen[-1][2]["messages"][0]["content"]
 
 
+async def test_a_call_that_is_no_json_can_be_answered(server, register, bundle, tmp_path):
+    """A number that JSON does not have, nested or cut off: the history with it is sent, and the turn goes on."""
+    broken = ['{"name": NaN}', '{"name": 1e999}', '{"name": ' + "[" * 5_000]
+    server.script = [*({"calls": [("tools_region", words)]} for words in broken[:2]), {"text": "Up."}]
+    events = await run(register, f"openai:tiny@{server.url}", bundle, tmp_path)
+    result = events[-1].result
+    assert (result.status, [one.error for step in result.steps for one in step.calls]) == (
+        "final",
+        ["invalid_argument"] * 2,
+    )
+    sent = [
+        row["tool_calls"][0]["function"]["arguments"] for row in server.seen[-1][2]["messages"] if "tool_calls" in row
+    ]
+    assert [json.loads(words) for words in sent] == [{"invalid_json": words} for words in broken[:2]]
+
+
 async def test_a_whole_turn_with_plain_json_decisions(server, register, bundle, tmp_path):
     """A small model that only writes text does the same, a malformed decision included."""
     server.script = [
@@ -351,6 +369,69 @@ async def test_a_decisions_schema_is_sent_as_response_format(server, register, b
         branches = sent["json_schema"]["schema"]["anyOf"]
         assert branches[0]["properties"]["tool"] == {"const": "skills_load"}
         assert list(branches[-1]["properties"]) == ["answer"]
+
+
+TOTAL = {
+    "type": "object",
+    "properties": {"total": {"type": "integer"}, "region": {"enum": ["north", "south"]}},
+    "required": ["total"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_typed_answer_is_sent_as_response_format(server, register, bundle, tmp_path, stream):
+    """In mode `native` the server is held to the JSON Schema, beside the tools; what it gives wrong is sent back."""
+    server.script = [
+        {"calls": [("skills_load", '{"names": ["sales"]}')]},
+        {"text": '{"total":"42"}'},
+        {"text": '{"total":42,"region":"north"}'},
+    ]
+    wiring = PlainWiring()
+    wiring.model = lambda given: open_model(register, given)
+    settings = SolverSettings(work_dir=tmp_path / "turns", output_mode="native")
+    name = f"openai:tiny@{server.url}"
+    async with SolverSystem(
+        bundle=load_bundle(bundle), model=name, executor=None, wiring=wiring, settings=settings
+    ) as s:
+        solver = ReactSolver(s)
+        if stream:
+            result = [event async for event in solver.stream("How much?", output_type=TOTAL)][-1].result
+        else:
+            result = await solver.run("How much?", output_type=TOTAL)
+    assert (result.status, result.output) == ("final", {"total": 42, "region": "north"})
+    for _, _, body in server.seen:
+        sent = body["response_format"]
+        assert (sent["type"], sent["json_schema"]["schema"]) == ("json_schema", TOTAL)
+        assert {tool["function"]["name"] for tool in body["tools"]} >= {"skills_load", "react_read"}
+    assert "- /total: " in server.seen[2][2]["messages"][-1]["content"]
+
+
+def test_bounds_of_the_command_line_reach_the_server(server, bundle, tmp_path):
+    """`--max-tokens` and `--temperature` are sent with every call, `--max-steps` ends the turn; others are a usage error."""
+    read = ("react_read", '{"refs": ["turn:x.md"]}')
+    server.script = [{"calls": [read]}, {"text": "Enough."}]
+    program = (
+        "from kdskills.app import Host, Settings\nfrom kdskills.doors.cli.main import build_cli\n"
+        f"build_cli(Host(Settings(allow_unisolated=True, state_dir={str(tmp_path)!r})))()"
+    )
+    command = [sys.executable, "-c", program, "run", str(bundle), "Go on.", "-m", f"openai:tiny@{server.url}"]
+    command += ["-e", "subprocess", "--json"]
+
+    def run(*words):
+        return subprocess.run([*command, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    done = run("--max-steps", "1", "--max-tokens", "50", "--temperature", "0.2")
+    result = json.loads(done.stdout)["result"]
+    assert (result["status"], result["stop_reason"], result["text"]) == ("partial", "max_steps", "Enough.")
+    sent = [
+        (body.get("max_tokens", body.get("max_completion_tokens")), body["temperature"]) for _, _, body in server.seen
+    ]
+    assert sent == [(50, 0.2), (50, 0.2)]
+    for words in (("--max-steps", "0"), ("--max-tokens", "-1"), ("--temperature", "3"), ("--temperature", "nan")):
+        refused = run(*words)
+        assert (refused.returncode, "Traceback" in refused.stderr) == (2, False)
+    assert len(server.seen) == 2
 
 
 async def test_a_full_window_in_llama_cpps_words(server, register):

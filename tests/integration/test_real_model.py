@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kdskills import evals
 from kdskills.app import Host, Settings
 from kdskills.app.crowd import bundle_in_crowd
 from kdskills.builtin.models.decisions import find_decision
@@ -271,3 +272,28 @@ async def test_among_a_thousand_skills_the_right_one_is_shown(server, turn, crow
     assert len(names) < 100
     replied = next(event for event in events if event.type == "model.replied")
     assert replied.usage.output > 0
+
+
+@pytest.mark.parametrize("bundle", sorted(REQUESTS))
+async def test_evaluations_of_the_shipped_bundles_run_to_the_end(server, tmp_path, monkeypatch, bundle):
+    """`trigger` on a row of each: whatever the model picks, the row ends and is counted."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    folder = load_bundle(Path("bundles") / bundle)
+    rows = evals.read(folder.root).evals
+    iteration = await evals.run(
+        folder,
+        rows[:1],
+        workspace=tmp_path / "work",
+        wiring=Host(Settings(), entry_points=False).wiring,
+        model=f"json-schema:openai:smollm2@{server}",
+        max_steps=1,
+        max_tokens=16,
+        temperature=0,
+        seed=7,
+    )
+    assert [row.status in {"passed", "failed"} for row in iteration.rows] == [True], iteration.rows
+    assert all(row.steps == 1 and row.tokens > 500 and not row.estimated for row in iteration.rows)
+    figures = json.loads((tmp_path / "work/iteration-1/benchmark.json").read_text())["kdskills"]
+    assert (figures["model"], figures["missing"]) == ("json-schema:openai:smollm2", 0)
+    counts = figures["figures"]["with_skill"]["confused"]
+    assert sum(times for row in counts.values() for times in row.values()) == 1

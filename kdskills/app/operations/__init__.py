@@ -11,11 +11,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from kdskills.app.operations.table import Context, Operation, Shipped
+from kdskills.exports import lazy_exports
 
 if TYPE_CHECKING:
     from kdskills.app.operations.models import Finding, Input, Output
+else:  # imported with the first operation
+    __getattr__, _ = lazy_exports(__name__, {".models": "Finding Input Output"})
 
 _FILES: Final = ("path_missing", "bundle_untrusted")
+_CHECK: Final = ("check_code_unknown", *_FILES)
 _VIEW: Final = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
 _READ: Final = ("not_found", "project_invalid", "database_unavailable")
 _TOKEN: Final = ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ)
@@ -37,13 +41,41 @@ _ENVIRONMENT: Final = (
     *("environment_advisories_invalid", *_FILES),
 )
 _CONVERSATION: Final = ("session_store_missing", "conversation_not_found", "store_unavailable")
+_TRUST: Final = ("anchor_invalid", "anchors_unreadable", "missing_extra")
+_ANCHOR: Final = (
+    *("anchor_taken", "anchor_unreadable", "key_invalid", "certificate_invalid", "certificate_expired", *_TRUST),
+)
+_EVALS: Final = (
+    *(
+        "evals_missing",
+        "eval_duplicate",
+        "check_invalid",
+        "model_missing",
+        "side_invalid",
+        "descriptions_invalid",
+        "bundle_untrusted",
+    ),
+    *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "engine_unavailable"),
+)
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
 def _upload_errors() -> tuple[str, ...]:
     from kdskills.skills.archives import RULES
 
-    return "not_yours_to_say", "id_taken", *_READ, *RULES
+    return "not_yours_to_say", "id_taken", "audit_refused", *_READ, *RULES
+
+
+def _audit_errors() -> tuple[str, ...]:
+    from kdskills.skills.archives import RULES
+
+    return "path_missing", "path_unwritable", "audit_review_invalid", "source_empty", *RULES
+
+
+def _supply_errors() -> tuple[str, ...]:
+    from kdskills.supply.install import SUPPLY_CODES
+
+    return (*SUPPLY_CODES, "missing_extra", *_FILES)
 
 
 # Families of operations: a kind shares who may call it, and from where.
@@ -60,13 +92,25 @@ _author = partial(
     local=True,
 )
 _conversation = partial(Shipped, errors=_CONVERSATION, profile="operator", scope="admin", local=True)
+_supply = partial(Shipped, errors=_supply_errors, profile="author", scope="skills:write", local=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
 
 _ROWS: Final = (
-    _local("skills.check", "Check a skill, a folder of skills or a bundle.", "checking:check", _FILES, reads=True),
-    _local("skills.fix", "Mend skill files without touching a body.", "checking:fix", _FILES),
+    _local("skills.check", "Check a skill, a folder of skills or a bundle.", "checking:check", _CHECK, reads=True),
+    _local(
+        "skills.audit",
+        "Look for what is wrong with skills, without running anything of them.",
+        "supply:audit",
+        _audit_errors,
+    ),
+    _local("skills.fix", "Mend skill files without touching a body.", "checking:fix", _CHECK),
+    _supply("skills.add", "Add skills from elsewhere to a bundle.", "supply:add"),
+    _supply("skills.remove", "Remove skills that came from elsewhere.", "supply:remove"),
+    _supply("skills.update", "Bring skills from elsewhere up to date.", "supply:update"),
+    _supply("skills.outdated", "Tell which skills are newer at their sources.", "supply:outdated", reads=True),
+    _supply("skills.sync", "Make a bundle's skills those of its lock.", "supply:sync"),
     _look("skills.list", "List skills as a consumer sees them.", "showing:list_skills", _VIEW, profile="skills"),
     _look("skills.search", "Find the skills that fit a task.", "showing:search", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
@@ -93,6 +137,40 @@ _ROWS: Final = (
         reads=True,
         input_source="models:ShowTurnInput",
     ),
+    _local(
+        "evals.add",
+        "Add an evaluation to a skill or bundle.",
+        "evals:add_eval",
+        ("path_missing", "eval_file_broken", "eval_id_taken", "symlink", "too_large"),
+        scope="skills:write",
+        input_source="evals:AddEvalInput",
+    ),
+    _local(
+        "evals.report",
+        "Report on an iteration of evaluations.",
+        "evals:report_evals",
+        ("evals_invalid",),
+        scope="work:run",
+        input_source="evals:ReportInput",
+    ),
+    _local("evals.run", "Run evaluations of a bundle.", "evals:run_evals", _EVALS, scope="work:run"),
+    _local("skills.verify", "Compare skills with lock and signatures.", "supply:verify", _FILES, reads=True),
+    _local(
+        "skills.sign",
+        "Sign a skill's folder.",
+        "supply:sign",
+        ("path_missing", "path_unwritable", "anchor_unreadable", "signing_failed", "missing_extra"),
+        scope="skills:write",
+    ),
+    _operate("trust.add", "Trust what somebody signs.", "supply:add_anchor", _ANCHOR, local=True),
+    _operate("trust.list", "Tell whose signatures are trusted.", "supply:list_anchors", _TRUST, local=True, reads=True),
+    _operate(
+        "trust.remove",
+        "Trust somebody no longer.",
+        "supply:remove_anchor",
+        ("anchor_unknown", "anchors_unreadable"),
+        local=True,
+    ),
     _conversation("conversations.list", "List conversations.", "conversation:list_conversations", reads=True),
     _conversation(
         "conversations.get", "Show what was asked and answered.", "conversation:get_conversation", reads=True
@@ -101,9 +179,29 @@ _ROWS: Final = (
         "conversations.export", "Give every message of a conversation.", "conversation:export_conversation", reads=True
     ),
     _conversation(
+        "conversations.undo",
+        "Take back the last turn of a conversation.",
+        "conversation:undo",
+        errors=(*_CONVERSATION, "undo_unsupported", "conversation_busy"),
+    ),
+    _conversation(
         "conversations.delete",
         "Forget a conversation, those of a user, or those nobody went on with.",
         "conversation:delete_conversations",
+    ),
+    _operate(
+        "skills.publish",
+        "Tell which skills anybody may fetch, and write them as a site.",
+        "supply:publish",
+        (
+            "no_bundle",
+            "path_unwritable",
+            "site_in_bundle",
+            "conflict",
+            "bundle_untrusted",
+            "not_found",
+            "database_unavailable",
+        ),
     ),
     _operate("doctor", "Run the self-checks of every part.", "machine:doctor", reads=True, ui_allowed=True),
     _operate(
@@ -119,6 +217,7 @@ _ROWS: Final = (
     _environment("environments.clean", "Remove what is built for skills.", "environments:clean"),
     _author("scripts.run", "Run a script of a bundle behind the wall, without a model.", "scripts:run"),
     _author("scripts.probe", "Start every script of a bundle with `--help`.", "scripts:probe"),
+    _author("evals.scripts", "Run the rows of `evals/scripts.yaml`, without a model.", "evals:run_scripts"),
     _tool("skills.load", None, "conversation:load", _TOOL),
     _tool("skills.unload", None, "conversation:unload", _TOOL),
     _tool("skills.read", None, "conversation:read", _TOOL, reads=True),
@@ -129,6 +228,12 @@ _ROWS: Final = (
         "checking:new",
         ("path_missing", "path_exists"),
         scope="skills:write",
+    ),
+    _look(
+        "schemas.show",
+        "Give the JSON Schema of a file that authors write.",
+        "checking:show_schema",
+        ("schema_unknown",),
     ),
     _operate("plugins", "List plugins and what they registered.", "checking:list_plugins", reads=True),
     _operate("projects.list", "List projects.", "projects:list_projects", ("database_unavailable",), reads=True),
@@ -219,15 +324,4 @@ _ROWS: Final = (
 #: Every shipped operation by name; `ui_allowed` are those that pages of the console may call.
 OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({row.name: row for row in _ROWS})
 
-_MODELS: Final = frozenset({"Finding", "Input", "Output"})
-
 __all__ = ["OPERATIONS", "Context", "Finding", "Input", "Operation", "Output"]
-
-
-def __getattr__(name: str) -> object:
-    """Return one of the models that those of operations are made of; imported with the first of them."""
-    if name not in _MODELS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kdskills.app.operations import models
-
-    return getattr(models, name)

@@ -38,6 +38,7 @@ HOST_WORDS: Final[Mapping[str, Right]] = MappingProxyType(
     {
         "consumer": "view",
         "tools": "view",
+        "roles": "view",
         "include_internal": "view",
         "by": "view",
         "executor": "machine",

@@ -10,33 +10,39 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import resources
+from importlib import import_module, resources
 from importlib.resources.abc import Traversable
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints
 
 from kdskills.app.operations.bundles import demo_consumers, demo_of
 from kdskills.app.operations.models import Finding, Input, Output
-from kdskills.bundle.descriptor import EVERYONE
+from kdskills.bundle.descriptor import EVERYONE, is_group, resembling
 from kdskills.bundle.load import NAMES as DESCRIPTOR_NAMES
 from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, Conflict, Diagnostic, FileRefused
+from kdskills.errors.reports import BUNDLE_CODES, ReportRule, Selection
 from kdskills.execution.egress import asked_network, host_rule
 from kdskills.session.config import INTERPRETERS
 from kdskills.skills import parse_skill, validate_skill
 from kdskills.skills.discovery import enters, unreadable_note
+from kdskills.skills.findings import CODES
 from kdskills.skills.fix import apply_fix, plan_fix
 from kdskills.skills.folder import SKILL_FILES, SKILL_YAML
 from kdskills.skills.safe_open import is_folder, printable_path
-from kdskills.turn.near_names import rule_findings
+from kdskills.turn.lint import SkillLint, bundle_findings, pointed_at, tools_of
+from kdskills.turn.near_names import descriptor_words, rule_findings
 
 if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
     from kdskills.app.plugins import HookAnswers, PluginManager, Registers
     from kdskills.bundle import Bundle
+    from kdskills.bundle.descriptor import AuditPolicy
     from kdskills.skills import Skill
 
 
@@ -48,22 +54,43 @@ DISCOVERED = frozenset(
 )
 
 
-class CheckInput(Input):
-    """What to check, and how strictly."""
+FindingCodes = tuple[Annotated[str, StringConstraints(min_length=1, max_length=100)], ...]
+
+
+class JudgedInput(Input):
+    """What is judged, by which rules, and which findings are told."""
 
     path: Path = Field(description="A skill folder or file, a folder of skills, or a bundle.")
     verdict: Literal["lenient", "spec", "skills-ref"] = Field("lenient", description="Rules to judge by.")
+    select: FindingCodes = Field(
+        (),
+        description="Codes, or how they begin, of the findings that are told, instead of what the bundle says; `all`: every one.",
+    )
+    ignore: FindingCodes = Field(
+        (), description="Codes, or how they begin, of findings that are left out; of errors the whole code."
+    )
+
+
+class CheckInput(JudgedInput):
+    """What to check, and how strictly."""
+
     extra_fields: tuple[str, ...] = Field((), description="Further frontmatter keys the strict verdicts accept.")
+    audit: bool = Field(default=False, description="Tell findings of the audit, too.")
 
 
 class CheckOutput(Output):
-    """Findings sorted by path, line and code; `ok` means that there is no error."""
+    """Findings sorted by path, line and code; `ok` means that there is no error.
+
+    Paths begin at `base`, those of a bundle's own files at the bundle. `left_out` counts findings that are not told.
+    """
 
     YES: ClassVar[str] = "ok"
     path: str
+    base: str
     kind: Literal["skill", "folder", "bundle"]
     verdict: str
     skills: int
+    left_out: int
     errors: int
     warnings: int
     infos: int
@@ -121,8 +148,10 @@ def _bundle_skills(bundles: BundleLoader, bundle: Bundle) -> BundleSkills:
     """Return the skills of a bundle; catalogs are those of its consumers, or of the anonymous one where it names none."""
     subsystem = bundles.subsystem(bundle)
     findings = [*bundle.diagnostics, *rule_findings(bundle, demo_consumers(demo_of(bundle.root)))]
-    views = {each: subsystem.view(each) for each in (None, *bundle.descriptor.agents_config) if each != EVERYONE}
-    findings += [finding for view in views.values() for finding in view.diagnostics]
+    findings += bundle.descriptor.unused_policies(subsystem.snapshot.namespaces)
+    consumers = [each for each in bundle.descriptor.agents_config if each != EVERYONE and not is_group(each)]
+    views = {each: subsystem.view(each) for each in (None, *consumers)}
+    findings += [pointed_at(finding, bundle) for view in views.values() for finding in view.diagnostics]
     named = [view for consumer, view in views.items() if consumer is not None] or list(views.values())
     catalogs = [{os.path.realpath(skill.file or "") for skill in view.listed.values()} for view in named]
     roots = subsystem.snapshot.roots
@@ -134,7 +163,13 @@ def _bundle_skills(bundles: BundleLoader, bundle: Bundle) -> BundleSkills:
         if finding.path is None or (
             seen_by_validation and (finding.code == "unreadable" or os.path.lexists(root / finding.path))
         ):
+            finding = pointed_at(finding, bundle)
             findings.append(replace(finding, severity="error") if finding.code in LOST else finding)
+    findings += bundle_findings(bundle, subsystem, root)
+    if not (folders or subsystem.registry or any(each.code == "root_missing" for each in findings)):
+        cure = "Add one: `kdskills new skill NAME --into` the folder of the skills."
+        message, descriptor = "The bundle has no skill.", descriptor_words(bundle)[0]
+        findings.append(Diagnostic("bundle_without_skills", "warning", message, descriptor, fix=cure))
     for folder in folders:
         path = folder.relative_to(root)
         if len(path.parts) > 2:
@@ -181,6 +216,18 @@ def network_findings(skill: Skill) -> Iterator[Diagnostic]:
         yield Diagnostic("network_asked", "info", message, ref="metadata")
 
 
+def audit_findings(path: Path, top: Path, policy: AuditPolicy) -> list[Diagnostic]:
+    """Return findings of the audit of a skill, but for what the review of the bundle at *top* accepts."""
+    from kdskills.supply.audit import audit_folder, read_review  # its patterns take a moment, and few ask for it
+
+    folder = path if is_folder(path) else path.parent
+    accepted = read_review(top) if _kind(top) == "bundle" else ()
+    inside = folder.relative_to(top / "skills") if folder.is_relative_to(top / "skills") else folder
+    name = "/".join(("public", *inside.parts)[-2:])
+    findings = audit_folder(folder, skill=name, accepted=accepted).findings
+    return [each.diagnostic(policy) for each in findings if each.accepted is None]
+
+
 def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundle | None:
     """Return the bundle at *path*, None for what is none; its descriptor is read as data unless it is trusted."""
     if not os.path.lexists(path):
@@ -188,11 +235,73 @@ def _loaded_bundle(bundles: BundleLoader, path: Path, context: Context) -> Bundl
     return bundles.load(path, python="execute" if context.trust else "read") if _kind(path) == "bundle" else None
 
 
-def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, context: Context) -> CheckOutput:
+def code_rules() -> list[ReportRule]:
+    """Return what findings of `check` may be, but for those of plugins."""
+    from kdskills.supply.audit_rules import RULES
+
+    rules = [ReportRule(row.code, row.meaning, row.cure) for row in CODES.values()]
+    rules += [ReportRule(code, meaning) for code, meaning in BUNDLE_CODES.items()]
+    return rules + [ReportRule(f"audit_{rule.id}", rule.why, rule.cure) for rule in RULES.values()]
+
+
+def _no_code(text: str, codes: Sequence[str]) -> tuple[str, str]:
+    like = resembling(text, codes)
+    cure = f"Write {like!r}." if like else "Codes stand in the reference of findings."
+    return f"No finding has the code {text!r:.100}, or one that begins so.", cure
+
+
+def _selection(
+    answers: HookAnswers, arguments: JudgedInput, bundle: Bundle | None
+) -> tuple[Selection, list[Diagnostic]]:
+    """Return which findings are told, and errors for codes of the bundle that nothing has.
+
+    Raises BadRequest, `check_code_unknown`, for those of the caller. Where a plugin checks skills, any code may be its own.
+    """
+    terms = {} if bundle is None or arguments.select else bundle.descriptor.check
+    of_bundle = Selection(terms.get("select", ()), terms.get("ignore", ()))
+    of_caller = Selection(arguments.select, arguments.ignore)
+    selection = Selection(of_caller.select or of_bundle.select, (*of_caller.ignore, *of_bundle.ignore))
+    if selection == Selection() or answers.pm.hook.kdskills_check_skill.get_hookimpls():
+        return selection, []
+    codes = [rule.id for rule in code_rules()]
+    for code in of_caller.unknown(codes):
+        raise BadRequest(" ".join(_no_code(code, codes)), code="check_code_unknown", given=code)
+    findings: list[Diagnostic] = []
+    if bundle is None:
+        return selection, findings
+    path = next((name for name in DESCRIPTOR_NAMES if os.path.lexists(bundle.root / name)), None)
+    for code in of_bundle.unknown(codes):
+        message, fix = _no_code(code, codes)
+        findings.append(Diagnostic("check_code_unknown", "error", message, path, ref="check", fix=fix))
+    return selection, findings
+
+
+def _unusable(finding: Diagnostic) -> bool:
+    """Whether it is an error, and not only one of a stricter verdict."""
+    row = CODES.get(finding.code)
+    return finding.severity == "error" and (row is None or row.severity("lenient") == "error")
+
+
+def _known_tools(registers: Registers, bundle: Bundle | None) -> frozenset[str]:
+    """Return ids of every tool that the runtime, the solver, plugins or the bundle have."""
+    from kdskills.session.tools import DESCRIPTIONS  # who names no tool does not pay for this
+    from kdskills.solver.file_tools import FILE_TOOLS
+    from kdskills.solver.shell import SHELL, SHELL_OUTPUT
+    from kdskills.solver.turn_tools import PYTHON, READ, WRITE
+
+    tools = (READ, WRITE, PYTHON, SHELL, SHELL_OUTPUT, *FILE_TOOLS)
+    of_bundle = () if bundle is None else tools_of(bundle)
+    return frozenset((*DESCRIPTIONS, *(tool.id for tool in tools), *registers.tools, *of_bundle))
+
+
+def check(
+    bundles: BundleLoader, answers: HookAnswers, registers: Registers, arguments: CheckInput, context: Context
+) -> CheckOutput:
     """Check a skill, a folder of skills or a bundle; its code runs only where the caller trusts it."""
     path = arguments.path
     bundle = _loaded_bundle(bundles, path, context)
     kind = _kind(path)
+    selection, unknown = _selection(answers, arguments, bundle)
     findings: list[Diagnostic] = []
     base = path if is_folder(path) else path.parent
     folders = [path]
@@ -203,36 +312,46 @@ def check(bundles: BundleLoader, answers: HookAnswers, arguments: CheckInput, co
         folders = skill_folders(path, findings)
     skills = {}
     image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
+    suffixes = (*INTERPRETERS, *registers.interpreters)
+    tools: frozenset[str] | None = None
+    shown = None if catalogs is None else set[str]().union(*catalogs)
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
         skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
+        if arguments.audit:
+            skill_findings += audit_findings(folder, path, bundles.settings.trust.audit)
         skill = parse_skill(folder).skill
         if skill is not None:
             skills[prefix.removesuffix("/")] = skill
             needs = SkillScripts(skill, image).findings()
             skill_findings += [*network_findings(skill), *answers.check_skill(skill), *needs]
+            if tools is None and (skill.tools or skill.allowed_tool_names):
+                tools = _known_tools(registers, bundle)
+            is_shown = shown is None or os.path.realpath(skill.file or "") in shown
+            skill_findings += SkillLint(skill, suffixes, tools, shown=is_shown).findings()
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     findings += _alike_findings(skills, catalogs)
-    unique = sorted(set(findings), key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
+    selected = {each for each in findings if selection.tells(each.code, unusable=_unusable(each))}
+    unique = sorted(selected | {*unknown}, key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
     counts = {f"{name}s": sum(d.severity == name for d in unique) for name in ("error", "warning", "info")}
     return CheckOutput.of(
         path=printable_path(str(path)),
+        base=printable_path(str(base)),
         kind=kind,
         verdict=arguments.verdict,
         skills=len(folders),
+        left_out=len(set(findings) - selected),
         **counts,
         ok=counts["errors"] == 0,
         diagnostics=unique,
     )
 
 
-class FixInput(Input):
-    """What to mend."""
+class FixInput(JudgedInput):
+    """What to mend; what is left is judged, and told, as `check` does."""
 
-    path: Path = Field(description="A skill folder or file, a folder of skills, or a bundle.")
     rename: bool = Field(default=False, description="Fit folder names to skill names.")
     dry_run: bool = Field(default=False, description="Say what would be done, change nothing.")
-    verdict: Literal["lenient", "spec", "skills-ref"] = Field("lenient", description="Rules to judge what is left by.")
 
 
 class Change(Output):
@@ -285,10 +404,12 @@ def _declare(path: Path, file: Path, image: ImageContent, *, dry_run: bool) -> I
         yield Change(path=script, done=done, skipped=skipped, diff=plan.diff if done else "")
 
 
-def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, context: Context) -> FixOutput:
+def fix(
+    bundles: BundleLoader, answers: HookAnswers, registers: Registers, arguments: FixInput, context: Context
+) -> FixOutput:
     """Mend skill files; one that cannot be mended costs only itself."""
     top = arguments.path
-    _loaded_bundle(bundles, top, context)  # what cannot be judged afterwards is not mended
+    _selection(answers, arguments, _loaded_bundle(bundles, top, context))  # what cannot be judged is not mended
     is_directory = is_folder(top)
     changes = []
     image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
@@ -298,7 +419,8 @@ def fix(bundles: BundleLoader, answers: HookAnswers, arguments: FixInput, contex
         changes += _declare(path, file, image, dry_run=arguments.dry_run)
         if path == top and not arguments.dry_run and file != path:  # it may have another name now
             top = file.parent if is_directory else file
-    report = check(bundles, answers, CheckInput(path=top, verdict=arguments.verdict), context)
+    words = {name: getattr(arguments, name) for name in ("verdict", "select", "ignore")}
+    report = check(bundles, answers, registers, CheckInput(path=top, **words), context)
     return FixOutput(path=printable_path(str(top)), dry_run=arguments.dry_run, changes=tuple(changes), left=report)
 
 
@@ -361,6 +483,56 @@ def _filled(text: str, name: str) -> str:
     return text.replace("__title__", name.replace("-", " ").capitalize())
 
 
+SCHEMA_BASE: Final = "https://kdskills.dev/schemas/"
+"""What the `$id` of every schema begins with; the names behind it never change their meaning."""
+SCHEMAS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "demo": ("demo.yaml", "models.cassette:Cassette.model_json_schema"),
+        "descriptor": ("skills_descriptor.yaml", "bundle.load:descriptor_schema"),
+        "evals": ("evals/evals.json", "evals.files:evals_schema"),
+        "scripts": ("evals/scripts.yaml", "evals.scripts:scripts_schema"),
+        "sources": ("sources.yaml", "sources.rows:sources_schema"),
+        "tools": ("tools.yaml", "skills.folder:tools_schema"),
+    }
+)
+"""Files that authors write, and what makes the schema of each."""
+
+
+class SchemaInput(Input):
+    """Which schema."""
+
+    name: str | None = Field(None, max_length=64, description="The schema; none lists them.")
+
+
+class SchemaRow(Output):
+    """One schema, the file it is for, and its `$id`."""
+
+    name: str
+    file: str
+    id: str
+
+
+class SchemaOutput(Output):
+    """All schemas, and the one that was asked for."""
+
+    schemas: tuple[SchemaRow, ...]
+    document: dict[str, Any] | None = None
+
+
+def show_schema(arguments: SchemaInput) -> SchemaOutput:
+    """List schemas of files that authors write, or give one. Raises BadRequest: there is none of that name."""
+    rows = tuple(SchemaRow(name=name, file=file, id=f"{SCHEMA_BASE}{name}.json") for name, (file, _) in SCHEMAS.items())
+    if arguments.name is None:
+        return SchemaOutput(schemas=rows)
+    if arguments.name not in SCHEMAS:
+        raise BadRequest(
+            f"there is no schema {arguments.name!r}: there are {', '.join(SCHEMAS)}", code="schema_unknown"
+        )
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{SCHEMA_BASE}{arguments.name}.json"}
+    module, _, function = SCHEMAS[arguments.name][1].partition(":")
+    return SchemaOutput(schemas=rows, document=head | attrgetter(function)(import_module(f"kdskills.{module}"))())
+
+
 class PluginsInput(Input):
     """Nothing to say."""
 
@@ -386,6 +558,6 @@ def list_plugins(plugins: PluginManager, registers: Registers, arguments: Plugin
     for name, plugin in plugins.list_name_plugin():
         hooks = tuple(sorted({caller.name for caller in plugins.get_hookcallers(plugin) or []}))
         rows.append(PluginRow(name=name, shipped=name.startswith("kdskills.builtin."), hooks=hooks))
-    kinds = ("executors", "models", "stores", "tools", "interpreters")
+    kinds = ("executors", "models", "stores", "tools", "interpreters", "checks")
     names = {kind: tuple(name for name, _ in getattr(registers, kind).items()) for kind in kinds}
     return PluginsOutput(plugins=tuple(rows), registered=names)

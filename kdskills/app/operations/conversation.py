@@ -6,7 +6,8 @@ Beside them what was said in sessions of solvers, of the store that the settings
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -17,8 +18,8 @@ from kdskills.app.operations.models import Input, Output, PageInput, PageOutput,
 from kdskills.app.work import scope_of
 from kdskills.errors import BadRequest, ExecRefused, NotFound, SessionError
 from kdskills.session import SkillRuntime
-from kdskills.session.conversations import ConversationStore
-from kdskills.session.core import store_errors
+from kdskills.session.conversations import ConversationStore, UndoableConversations
+from kdskills.session.core import CallOrder, store_errors
 from kdskills.session.scope import NO_TURN, TurnScope
 from kdskills.session.store import MemoryStore
 from kdskills.session.tools import LoadInput, ReadInput, RunScriptInput, UnloadInput
@@ -101,8 +102,18 @@ class Conversations:
     skills_of: Callable[[str], Awaitable[ProjectSkills]]
     open_store: Callable[[str], SessionStore]
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _order: CallOrder = field(default_factory=CallOrder)
     _runtimes: dict[str, tuple[SkillsSubsystem, SkillRuntime]] = field(default_factory=dict)
     _store: SessionStore | None = None
+
+    @asynccontextmanager
+    async def opened(
+        self, identity: Identity, session_id: str, *, changes: bool = False, scripts: bool = False
+    ) -> AsyncIterator[tuple[SkillRuntime, str, TurnScope]]:
+        """Give what `open` returns to one call, behind the loads and unloads of the session that came before it."""
+        key = scope_of(identity).session_key(session_id)
+        async with self._order.after_changes(key, changes=changes):
+            yield await self.open(identity, session_id, scripts=scripts)
 
     async def open(
         self, identity: Identity, session_id: str, *, scripts: bool = False
@@ -144,8 +155,8 @@ class Conversations:
         return self._store
 
     async def dialogues(self) -> ConversationStore:
-        """Return what keeps what was said. Raises BadRequest, `session_store_missing`, when no setting names such a store."""
-        store = None if self.settings.session_store is None else await self.store()
+        """Return what keeps what was said. Raises BadRequest, `session_store_missing`, when nothing here does."""
+        store = self._store if self.settings.session_store is None else await self.store()
         conversations = getattr(store, "conversations", None)
         if not isinstance(conversations, ConversationStore):
             message = "conversations are in the memory of the program that has them: set `session_store` to keep them"
@@ -174,30 +185,31 @@ class Conversations:
 
 async def load(conversations: Conversations, arguments: LoadCall, context: Context) -> ToolAnswer:
     """Load skills and return their instructions."""
-    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
-    by = context.identity.starter
-    receipt = await runtime.load(key, arguments.names, arguments.mode, by=by, scope=scope)
+    by, session = context.identity.starter, conversations.opened(context.identity, arguments.session_id, changes=True)
+    async with session as (runtime, key, scope):
+        receipt = await runtime.load(key, arguments.names, arguments.mode, by=by, scope=scope)
     return ToolAnswer.of(result=receipt.to_json(), instructions=receipt.bodies)
 
 
 async def unload(conversations: Conversations, arguments: UnloadCall, context: Context) -> ToolAnswer:
     """Unload skills."""
-    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
-    receipt = await runtime.unload(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
+    async with conversations.opened(context.identity, arguments.session_id, changes=True) as (runtime, key, scope):
+        receipt = await runtime.unload(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=receipt.to_json())
 
 
 async def read(conversations: Conversations, arguments: ReadCall, context: Context) -> ToolAnswer:
     """Read a file of a loaded skill."""
-    runtime, key, scope = await conversations.open(context.identity, arguments.session_id)
-    piece = await runtime.read(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
+    async with conversations.opened(context.identity, arguments.session_id) as (runtime, key, scope):
+        piece = await runtime.read(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=piece.to_json())
 
 
 async def run_script(conversations: Conversations, arguments: RunCall, context: Context) -> ToolAnswer:
     """Run a script of a loaded skill."""
-    runtime, key, scope = await conversations.open(context.identity, arguments.session_id, scripts=True)
-    result = await runtime.run_script(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
+    session = conversations.opened(context.identity, arguments.session_id, scripts=True)
+    async with session as (runtime, key, scope):
+        result = await runtime.run_script(key, scope=scope, **arguments.model_dump(exclude={"session_id"}))
     return ToolAnswer(result=result.to_json())
 
 
@@ -231,7 +243,7 @@ class ConversationInput(Input):
 
 
 class ConversationTurnOut(Output):
-    """A turn as its reader saw it; `calls` counts its tool calls."""
+    """A turn as its reader saw it; `calls` counts its tool calls, `cost` is in US dollars, null where it is not known."""
 
     turn_id: str
     ended_at: datetime
@@ -242,6 +254,7 @@ class ConversationTurnOut(Output):
     files: tuple[str, ...]
     input_tokens: int
     output_tokens: int
+    cost: float | None = None
 
 
 class ConversationOut(ConversationRow):
@@ -255,6 +268,12 @@ class ConversationExport(Output):
     """A whole conversation as JSON: every message, tool calls and their results among them."""
 
     conversation: dict[str, Any]
+
+
+class UndoneTurn(ConversationRow):
+    """What is left of a conversation, and the request of the turn that was taken back."""
+
+    request: str
 
 
 class ForgetConversations(Input):
@@ -311,6 +330,16 @@ async def export_conversation(conversations: Conversations, arguments: Conversat
     """Give every message of a conversation."""
     conversation = await _conversation(conversations, arguments.id)
     return ConversationExport(conversation=conversation.to_json())
+
+
+async def undo(conversations: Conversations, arguments: ConversationInput) -> UndoneTurn:
+    """Take back the last turn."""
+    conversation, store = await _conversation(conversations, arguments.id), await conversations.dialogues()
+    if not isinstance(store, UndoableConversations):
+        raise BadRequest("the store of these conversations takes no turn back", code="undo_unsupported")
+    with store_errors():
+        shorter = await store.take_back(conversation)
+    return UndoneTurn.of(shorter.head, request=conversation.turns[-1].request)
 
 
 async def delete_conversations(conversations: Conversations, arguments: ForgetConversations) -> ForgottenConversations:

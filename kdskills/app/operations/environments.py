@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
-from kdskills.app.environments import declared, lock_of, package_versions, spec_facts
+from kdskills.app.environments import declared, package_versions, spec_facts
 from kdskills.app.operations.models import Input, Output
+from kdskills.bundle.lock_file import lock_of
 from kdskills.environments.advisories import SEVERITIES, PackageVersion, audit
 from kdskills.environments.lock import read_lock, write_lock
 from kdskills.environments.script_report import ImageContent, SkillScripts

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import yaml
 from pydantic import Field
 
-from kdskills.app.environments import lock_of
 from kdskills.app.logs import without_secrets
 from kdskills.app.operations.models import Input, Output
 from kdskills.app.settings import ProfileName
+from kdskills.bundle.lock_file import lock_of
 from kdskills.errors import BadRequest, ExecRefused, KdskillsError, MissingExtra
 from kdskills.execution.rootfs import build_rootfs, chosen_profiles, rootfs_for_image
 from kdskills.storage.database import HEADS, Database, current_revisions, sqlite_file, upgrade

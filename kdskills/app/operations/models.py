@@ -114,6 +114,13 @@ class RunInput(Input):
         description="Conversation to go on with, or to begin; it is kept in `session_store`.",
     )
     user: str | None = Field(None, max_length=200, description="Id of the user a conversation is with.")
+    roles: tuple[str, ...] = Field(
+        (), max_length=64, description="Roles of the user, who is then named: rules of `@role` hold."
+    )
+    max_steps: int | None = Field(None, ge=1, description="How often the model may decide; none means 24.")
+    max_tokens: int | None = Field(None, ge=1, description="Tokens that one reply of the model may take.")
+    temperature: float | None = Field(None, ge=0, le=2, description="How freely the model chooses its words.")
+    stream: bool = Field(default=False, description="Whether events tell replies piece by piece, as they are written.")
 
 
 class ShowTurnInput(Input):

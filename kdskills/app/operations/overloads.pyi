@@ -5,7 +5,7 @@ from typing import Any, Literal, overload
 
 from pydantic import BaseModel
 
-from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput
+from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput, SchemaOutput
 from kdskills.app.operations.clients import (
     AcceptOut,
     NewTokenOut,
@@ -21,8 +21,10 @@ from kdskills.app.operations.conversation import (
     ConversationsOut,
     ForgottenConversations,
     ToolAnswer,
+    UndoneTurn,
 )
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
+from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.projects import (
     DeletedOut,
@@ -36,6 +38,15 @@ from kdskills.app.operations.projects import (
 )
 from kdskills.app.operations.scripts import ScriptRunOutput, StartsOutput
 from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
+from kdskills.app.operations.supply import (
+    AnchorRow,
+    AnchorsOutput,
+    AuditOutput,
+    PublishOut,
+    SignOutput,
+    SupplyOutput,
+    VerifyOutput,
+)
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
@@ -59,8 +70,20 @@ class OperationCalls:
     ) -> CheckOutput: ...
     @overload
     async def call(
+        self, operation: Literal["skills.audit"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AuditOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["skills.fix"], *, emit: Emit | None = None, **arguments: Any
     ) -> FixOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["skills.add", "skills.remove", "skills.update", "skills.outdated", "skills.sync"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> SupplyOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.list"], *, emit: Emit | None = None, **arguments: Any
@@ -91,6 +114,30 @@ class OperationCalls:
     ) -> ShowTurnOutput: ...
     @overload
     async def call(
+        self, operation: Literal["evals.add"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AddEvalOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.report", "evals.run"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvalOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.verify"], *, emit: Emit | None = None, **arguments: Any
+    ) -> VerifyOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.sign"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SignOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["trust.add", "trust.remove"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AnchorRow: ...
+    @overload
+    async def call(
+        self, operation: Literal["trust.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AnchorsOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["conversations.list"], *, emit: Emit | None = None, **arguments: Any
     ) -> ConversationsOut: ...
     @overload
@@ -103,8 +150,16 @@ class OperationCalls:
     ) -> ConversationExport: ...
     @overload
     async def call(
+        self, operation: Literal["conversations.undo"], *, emit: Emit | None = None, **arguments: Any
+    ) -> UndoneTurn: ...
+    @overload
+    async def call(
         self, operation: Literal["conversations.delete"], *, emit: Emit | None = None, **arguments: Any
     ) -> ForgottenConversations: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.publish"], *, emit: Emit | None = None, **arguments: Any
+    ) -> PublishOut: ...
     @overload
     async def call(
         self, operation: Literal["doctor"], *, emit: Emit | None = None, **arguments: Any
@@ -137,6 +192,10 @@ class OperationCalls:
     ) -> StartsOutput: ...
     @overload
     async def call(
+        self, operation: Literal["evals.scripts"], *, emit: Emit | None = None, **arguments: Any
+    ) -> ScriptEvalsOutput: ...
+    @overload
+    async def call(
         self,
         operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"],
         *,
@@ -145,6 +204,10 @@ class OperationCalls:
     ) -> ToolAnswer: ...
     @overload
     async def call(self, operation: Literal["new"], *, emit: Emit | None = None, **arguments: Any) -> NewOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["schemas.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SchemaOutput: ...
     @overload
     async def call(
         self, operation: Literal["plugins"], *, emit: Emit | None = None, **arguments: Any
@@ -280,7 +343,15 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["skills.check"], **arguments: Any) -> CheckOutput: ...
     @overload
+    def run(self, operation: Literal["skills.audit"], **arguments: Any) -> AuditOutput: ...
+    @overload
     def run(self, operation: Literal["skills.fix"], **arguments: Any) -> FixOutput: ...
+    @overload
+    def run(
+        self,
+        operation: Literal["skills.add", "skills.remove", "skills.update", "skills.outdated", "skills.sync"],
+        **arguments: Any,
+    ) -> SupplyOutput: ...
     @overload
     def run(self, operation: Literal["skills.list"], **arguments: Any) -> ListOutput: ...
     @overload
@@ -296,13 +367,29 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["turns.show"], **arguments: Any) -> ShowTurnOutput: ...
     @overload
+    def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.verify"], **arguments: Any) -> VerifyOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.sign"], **arguments: Any) -> SignOutput: ...
+    @overload
+    def run(self, operation: Literal["trust.add", "trust.remove"], **arguments: Any) -> AnchorRow: ...
+    @overload
+    def run(self, operation: Literal["trust.list"], **arguments: Any) -> AnchorsOutput: ...
+    @overload
     def run(self, operation: Literal["conversations.list"], **arguments: Any) -> ConversationsOut: ...
     @overload
     def run(self, operation: Literal["conversations.get"], **arguments: Any) -> ConversationOut: ...
     @overload
     def run(self, operation: Literal["conversations.export"], **arguments: Any) -> ConversationExport: ...
     @overload
+    def run(self, operation: Literal["conversations.undo"], **arguments: Any) -> UndoneTurn: ...
+    @overload
     def run(self, operation: Literal["conversations.delete"], **arguments: Any) -> ForgottenConversations: ...
+    @overload
+    def run(self, operation: Literal["skills.publish"], **arguments: Any) -> PublishOut: ...
     @overload
     def run(self, operation: Literal["doctor"], **arguments: Any) -> DoctorOutput: ...
     @overload
@@ -322,11 +409,15 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["scripts.probe"], **arguments: Any) -> StartsOutput: ...
     @overload
+    def run(self, operation: Literal["evals.scripts"], **arguments: Any) -> ScriptEvalsOutput: ...
+    @overload
     def run(
         self, operation: Literal["skills.load", "skills.unload", "skills.read", "skills.run_script"], **arguments: Any
     ) -> ToolAnswer: ...
     @overload
     def run(self, operation: Literal["new"], **arguments: Any) -> NewOutput: ...
+    @overload
+    def run(self, operation: Literal["schemas.show"], **arguments: Any) -> SchemaOutput: ...
     @overload
     def run(self, operation: Literal["plugins"], **arguments: Any) -> PluginsOutput: ...
     @overload

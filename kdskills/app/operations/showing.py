@@ -13,11 +13,13 @@ from pydantic import Field
 from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.bundle.descriptor import DECISION
+from kdskills.bundle.lock_file import lock_of
 from kdskills.environments.script_report import ImageContent, SkillScripts
 from kdskills.errors import BadRequest, CallRefused
 from kdskills.execution.egress import asked_network, describe_secrets, granted
 from kdskills.session.config import INTERPRETERS
 from kdskills.skills.model import estimate_tokens
+from kdskills.supply.lock import LockedSkill, LockStanding, compare_folder, read_skills
 from kdskills.turn import Granted, Refused
 from kdskills.turn.facade import build_skills_instruction_block
 from kdskills.turn.near_names import asker_findings, meant_id, suggestions
@@ -54,6 +56,9 @@ class ViewInput(Input):
         None, description="Consumer that asks, such as `solver.react.decision`; none means an anonymous consumer."
     )
     tools: tuple[str, ...] | None = Field(None, description="Tools the consumer has; none given means no tool gate.")
+    roles: tuple[str, ...] = Field(
+        (), max_length=64, description="Roles of the user the consumer works for: rules of `@role` hold."
+    )
     include_internal: bool = Field(default=False, description="Grant skills of namespace `internal`, too.")
 
     def asker_findings(self, subsystem: SkillsSubsystem, context: Context) -> tuple[Diagnostic, ...]:
@@ -75,6 +80,7 @@ class ViewInput(Input):
     def view_of(self, subsystem: SkillsSubsystem, context: Context) -> SkillView:
         """Return the view asked for of *subsystem*."""
         tools = self.tools_of(context)
+        subsystem = subsystem.overlay(groups=self.roles) if self.roles else subsystem
         return subsystem.view(self.consumer_of(context), tools, include_internal=self.include_internal)
 
 
@@ -93,6 +99,7 @@ class NarrowedViewInput(ViewInput):
         description="Only skills in whose id, name and description all of these words or parts of words stand, in any case.",
     )
     state: State | None = Field(None, description="Only skills in this state.")
+    sources: bool = Field(default=False, description="Tell where skills came from, by the lock of a bundle's folder.")
 
     def chosen(self, rows: Iterable[SkillRow]) -> list[SkillRow]:
         """Return those of *rows* that are asked for, in the order asked for."""
@@ -116,7 +123,8 @@ class SkillRow(Output):
     """One skill as a consumer sees it.
 
     `state` is `listed`, in its catalog; `hidden`, usable by its exact id; `unlisted`, for people to start; `refused` by the
-    gate; or `invalid`, refused at load. What is refused or invalid has `code` and `reason`.
+    gate; or `invalid`, refused at load. What is refused or invalid has `code` and `reason`. Of a skill from
+    elsewhere `lock` tells how its files stand to the lock, where that was asked.
     """
 
     full_id: str
@@ -131,6 +139,9 @@ class SkillRow(Output):
     imports: tuple[str, ...] = ()
     code: str | None = None
     reason: str | None = None
+    source: str = ""
+    resolved: str = ""
+    lock: LockStanding | None = None
 
 
 class ListOutput(Output):
@@ -184,6 +195,9 @@ async def list_skills(bundles: BundleLoader, arguments: NarrowedViewInput, conte
     else:
         visible = visible_skills(view, context.identity)
         shown, rows = visible, [_row(view, skill, numbers, visible) for skill in visible.values()]
+    if arguments.sources and arguments.bundle is not None and subsystem.bundle_root is not None:
+        entries, folders = read_skills(lock_of(Path(subsystem.bundle_root))), subsystem.registry
+        rows = [_sourced(row, entries.get(row.full_id.replace(".", "/", 1)), folders.get(row.full_id)) for row in rows]
     chosen = arguments.chosen(rows)
     chosen_ids = {row.full_id for row in chosen}
     return ListOutput.of(
@@ -193,6 +207,13 @@ async def list_skills(bundles: BundleLoader, arguments: NarrowedViewInput, conte
         visible=tuple(full_id for full_id in shown if full_id in chosen_ids),
         diagnostics=tuple(findings),
     )
+
+
+def _sourced(row: SkillRow, entry: LockedSkill | None, skill: Skill | None) -> SkillRow:
+    if entry is None or skill is None or skill.folder is None:
+        return row
+    standing = compare_folder(skill.folder, entry).standing
+    return row.model_copy(update={"source": entry.source, "resolved": entry.resolved, "lock": standing})
 
 
 def _is_visible(answer: Granted | Refused) -> bool:

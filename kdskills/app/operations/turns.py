@@ -17,6 +17,7 @@ from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
 from kdskills.errors import BadRequest, CallRefused, Diagnostic, MissingExtra
 from kdskills.models.cassette import Cassette, read_cassette
+from kdskills.session.approval import User
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import Event, SourcesMerged, Transcript, TurnFinished, read_transcript
 from kdskills.sources import render_citations
@@ -114,8 +115,8 @@ def footnoted(result: TurnResult) -> str:
 class RunOutput(Output):
     """The turn's result, the answer with footnotes, and what the bundle's demo expected but did not get.
 
-    `files` are those the turn made: below `out`, or where the turn left them when there is no `out`. `many` is the folder
-    that was made for the turn.
+    `files` are those the turn made: below `folder`, which is `out`, or where the turn left them when there is no `out`. `many`
+    is the folder that was made for the turn.
     """
 
     result: TurnResult
@@ -124,6 +125,7 @@ class RunOutput(Output):
     out: str | None
     files: tuple[str, ...]
     transcript: str | None
+    folder: str | None = None
     many: str | None = None
     unmet: tuple[str, ...] = ()
     diagnostics: tuple[Finding, ...] = ()
@@ -171,6 +173,30 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     return tuple(map(str, targets))
 
 
+def _solver_settings(arguments: RunInput, settings: Settings, answer_role: str | None) -> SolverSettings:
+    """Return the bounds and choices of a run."""
+    options: dict[str, Any] = {"answer_role": answer_role, "network": settings.network, "prices": settings.prices}
+    options["model_settings"] = arguments.model_dump(include={"max_tokens", "temperature"}, exclude_none=True)
+    options |= arguments.model_dump(include={"max_steps"}, exclude_none=True)
+    return SolverSettings(**options, transcripts=arguments.out)
+
+
+def _folder(result: TurnResult, out: Path | None) -> str | None:
+    """Return where the files of a turn are, if it made any."""
+    folders = (file.location.removesuffix(f"/{file.path}") if out is None else str(out) for file in result.files)
+    return next(folders, None)
+
+
+def _user_of(arguments: RunInput, context: Context) -> User | None:
+    """Return whom the turn is for. Raises CallRefused for callers who may not say it."""
+    if (arguments.session or arguments.user or arguments.roles) and not context.identity.account:
+        message = "conversations and users are for the account of this machine to name"
+        raise CallRefused(message, code="not_yours_to_say", operation="solver.run", argument="session")
+    if arguments.roles and arguments.user is None:
+        raise BadRequest("roles are those of a user: name the user, too")
+    return None if arguments.user is None else User(arguments.user, arguments.roles)
+
+
 async def run(
     bundles: BundleLoader,
     wiring: Wiring,
@@ -180,9 +206,7 @@ async def run(
     context: Context,
 ) -> RunOutput:
     """Run one turn."""
-    if (arguments.session or arguments.user) and not context.identity.account:
-        message = "conversations and users are for the account of this machine to name"
-        raise CallRefused(message, code="not_yours_to_say", operation="solver.run", argument="session")
+    user = _user_of(arguments, context)
     bundle = bundles.open(arguments.bundle, context, tools=True)
     demo = None if bundle.demo_path is None else read_cassette(bundle.demo_path)
     request = arguments.request or (demo.request if demo else "")
@@ -194,15 +218,13 @@ async def run(
     is_demo, out = arguments.request is None, arguments.out
     demo_files = demo.files if is_demo and demo is not None else ()
     answer_role = arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
-    options: dict[str, Any] = {"answer_role": answer_role, "network": settings.network}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        options["transcripts"] = out
     system = SolverSystem(
         bundle=bundle,
         model=arguments.model or settings.model,
         executor=arguments.executor or settings.executor,
-        settings=SolverSettings(**options),
+        settings=_solver_settings(arguments, settings, answer_role),
         store=None if arguments.session is None else await conversations.store(),
         wiring=wiring,
         sinks=() if context.emit is None else (context.emit,),
@@ -210,8 +232,12 @@ async def run(
     async with system:
         files = (*arguments.files, *(bundle.root / name for name in demo_files))
         solver = ReactSolver(system, consumer=arguments.consumer)
-        session_id, user = arguments.session, arguments.user
-        result = await solver.run(request, session_id=session_id, files=files, skills=arguments.skills, user=user)
+        dialogue: dict[str, Any] = {"session_id": arguments.session, "user": user, "skills": arguments.skills}
+        async with solver.prepare_session(request, files=files, **dialogue) as turn:
+            turn.streaming = arguments.stream
+            await solver.work(turn)
+        result = turn.result
+        assert result is not None
         engine = None if system.executor is None else system.executor.name
     turn_files = tuple(str(file.location) for file in result.files)
     lacking = _lacking(demo, result) if is_demo else {}
@@ -223,6 +249,7 @@ async def run(
         out=None if out is None else str(out),
         files=turn_files if out is None else await asyncio.to_thread(_deliver, result, out),
         transcript=None if out is None else str(out / f"{result.turn_id}.jsonl"),
+        folder=_folder(result, out),
         many=None if arguments.many is None else str(arguments.many),
         unmet=_unmet(demo, result, lacking) if is_demo else (),
         diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo_consumers(demo))),

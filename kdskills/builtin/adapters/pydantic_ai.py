@@ -10,6 +10,7 @@ from pydantic_core import SchemaValidator
 from pydantic_core.core_schema import dict_schema, str_schema
 
 from kdskills.errors import BadRequest, MissingExtra
+from kdskills.session.tools import CHANGES
 
 try:
     from pydantic_ai.capabilities import AbstractCapability
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from kdskills.models import ToolSpec
     from kdskills.session import Session, SkillRuntime
 
-BARRIERS: Final = frozenset({"skills.load", "skills.unload"})
-"""Tools that change the session: they run alone, in call order."""
+SEARCH: Final = "skills_search"
 
 
 class SkillsToolset(AbstractToolset[AgentDepsT]):
@@ -90,11 +90,11 @@ class SkillsToolset(AbstractToolset[AgentDepsT]):
         """Answer a call. Raises ModelRetry for what the model can mend, ToolFailed for what others must."""
         reply = await self._open().call(name, tool_args)
         if reply.error is None:
-            return reply.result
+            return reply.text if name == SEARCH else reply.result  # what a search located is its text
         raise (ModelRetry if reply.error["who"] == "model" else ToolFailed)(reply.text)
 
     def _tool(self, spec: ToolSpec, retries: int) -> ToolsetTool[AgentDepsT]:
-        definition = ToolDefinition(name=spec.name, description=spec.description, sequential=spec.tool_id in BARRIERS)
+        definition = ToolDefinition(name=spec.name, description=spec.description, sequential=spec.tool_id in CHANGES)
         definition.parameters_json_schema = dict(spec.input_schema)
         shape = SchemaValidator(dict_schema(str_schema()))  # the rest is the runtime's: one text answers each mistake
         return ToolsetTool(toolset=self, tool_def=definition, max_retries=retries, args_validator=shape)

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from kdskills.errors import ExecRefused
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.local_tree import (
     RUN_MARK,
@@ -27,7 +28,7 @@ from kdskills.execution.local_tree import (
     leftovers,
 )
 from kdskills.execution.payload import build_payload, entry_argv, host_entry, package_variables
-from kdskills.execution.processes import rlimits, start_program, within_own_limits
+from kdskills.execution.processes import require_calls, rlimits, start_program, within_own_limits
 from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
 from kdskills.execution.request import ExecResult, IsolationLevel
 from kdskills.execution.run import ExecutionEngine, ProgramEnd, ProgramRun, SetupFailed, not_started
@@ -139,6 +140,10 @@ class SubprocessExecutor(ExecutionEngine):
 
     async def probe(self) -> ProbeReport:
         """Say whether the operator consents; there is no wall whose workings could be tried."""
+        try:
+            require_calls(self.name)
+        except ExecRefused as error:
+            return ProbeReport(self.name, self.level, ok=False, cure=error.message)
         allowed = self.options.allow_unisolated
         checks = (ProbeCheck("consent", allowed, f"allow_unisolated = {allowed}".lower()),)
         cure = None if allowed else "the operator's settings must say allow_unisolated = true"

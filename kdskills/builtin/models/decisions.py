@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,9 +28,17 @@ from kdskills.models import (
 
 _RULES = """\
 Answer with exactly one JSON object and nothing else.
-To call a tool: {"tool": "<name>", "arguments": {...}}
-To give your final answer: {"answer": "<text>"}
-Call one tool at a time; its result comes with the next message.
+To call a tool: {"tool": "<name>", "arguments": {...}}. Its result comes with the next message.
+To give your final answer, when the work is done: {"answer": "<text>"}
+"""
+
+_LOADING = "For example, to load a skill before you answer: "
+_RUNNING = "Then run the script that its text names, with values of the task in place of capitals: "
+_BEFORE_RUNS = frozenset({"skills_load", "skills.load", "skills_read", "skills.read"})
+_SCRIPT = re.compile(r"`(scripts/[^`\n]+)`")
+
+_LAST = """\
+Answer with exactly one JSON object and nothing else: {"answer": "<text>"}
 """
 
 _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*"')
@@ -37,6 +46,10 @@ _ANSWER = re.compile(r'\s*\{\s*"answer"\s*:\s*"')
 _SHAPE = frozenset({"type", "enum", "const", "required", "minItems"})
 """Keywords that say what a value looks like. Others are left to the solver's own check: servers know few of them, and
 turn bounds such as `maxLength` into grammars too large to use."""
+
+
+MAX_CHOICES = 32
+"""Choices of a list up to which its length is bounded for servers."""
 
 
 class JsonDecisions:
@@ -48,8 +61,8 @@ class JsonDecisions:
         self._inner, self._constrained = inner, constrained
 
     async def reply(self, request: ModelRequest) -> ModelReply:
-        """Answer *request*; without tools the inner provider answers as it is."""
-        if not request.tools:
+        """Answer *request*; without tools the inner provider answers as it is, but for the last word after calls."""
+        if not request.tools and not _last_word(request):
             return await self._inner.reply(_as_text(request))
         text_request = _as_text(request)
         if self._constrained:
@@ -57,12 +70,14 @@ class JsonDecisions:
         answer = await self._inner.reply(text_request)
         if answer.calls:
             return answer
+        if not request.tools:
+            return replace(read_decision(answer, (), 0), calls=())
         number = sum(len(m.calls) for m in request.messages) + 1
         return read_decision(answer, request.tools, number)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
         """Give the answer's text once the whole decision is there: half an object is nothing to show."""
-        if not request.tools:
+        if not request.tools and not _last_word(request):
             async for item in self._inner.stream(_as_text(request)):
                 yield item
             return
@@ -74,6 +89,37 @@ class JsonDecisions:
     async def aclose(self) -> None:
         """Close the inner provider."""
         await self._inner.aclose()
+
+
+def _example(request: ModelRequest) -> str:
+    """Return the call of the first script that the text of a loaded skill names, until something has been run.
+
+    It stands last, because very small models do what they read last.
+    """
+    spellings = {tool.tool_id: tool.name for tool in request.tools}
+    answered = [message.tool for message in request.messages if message.role == "tool" and message.ok]
+    if any(tool not in _BEFORE_RUNS for tool in answered):
+        return ""
+    tool = spellings.get("skills.run_script")
+    if tool is None or not request.active:
+        return ""
+    command = _SCRIPT.search(request.instructions, max(0, request.instructions.rfind("<active_skills>")))
+    if command is None:
+        return ""
+    try:
+        path, *args = shlex.split(command[1])
+    except ValueError:  # a quote that is not closed
+        return ""
+    return f"{_RUNNING}{_call_text(tool, {'path': path, 'args': args})}"
+
+
+def _call_text(tool: str, arguments: Mapping[str, Any]) -> str:
+    return json.dumps({"tool": tool, "arguments": arguments}, ensure_ascii=False)
+
+
+def _last_word(request: ModelRequest) -> bool:
+    """Whether *request* asks for text after calls, which a model goes on to write as JSON."""
+    return not request.tools and request.answer_schema is None and any(message.calls for message in request.messages)
 
 
 def decision_schema(tools: tuple[ToolSpec, ...]) -> dict[str, Any]:
@@ -91,6 +137,9 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 def _shape(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return *schema* with the keywords of `_SHAPE` and its members' shapes, and nothing else."""
     shape = {key: value for key, value in schema.items() if key in _SHAPE}
+    choices = schema["items"].get("enum") if isinstance(schema.get("items"), Mapping) else None
+    if isinstance(choices, list) and len(choices) <= MAX_CHOICES:  # a small model repeats a choice for ever
+        shape["maxItems"] = len(choices)
     for key in ("items", "additionalProperties"):
         below = schema.get(key)
         if isinstance(below, Mapping):
@@ -170,14 +219,23 @@ def _as_text(request: ModelRequest) -> ModelRequest:
         rows = [{"name": t.name, "description": t.description, "parameters": t.input_schema} for t in request.tools]
         listing = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         # Tools first: loading a skill changes what follows them only, so that servers keep what they have computed.
-        instructions = f"Tools, as JSON Schema:\n{listing}\n\n{instructions}\n\n{_RULES}"
+        load = next((tool.name for tool in request.tools if tool.tool_id == "skills.load"), None)
+        loading = (
+            f"{_LOADING}{_call_text(load, {'names': ['<name of the skill>']})}\n" if load and not request.active else ""
+        )
+        instructions = f"Tools, as JSON Schema:\n{listing}\n\n{instructions}\n\n{_RULES}{loading}"
+    elif _last_word(request):
+        instructions = f"{instructions}\n\n{_LAST}"
     messages: list[Message] = []
     for message in map(_plain, request.messages):
         if messages and message.role == messages[-1].role == "user":  # many chat templates refuse two in a row
             messages[-1] = Message("user", f"{messages[-1].text}\n\n{message.text}")
         else:
             messages.append(message)
-    return replace(request, instructions=instructions, tools=(), messages=tuple(messages))
+    example = _example(request)
+    if example and messages and messages[-1].role == "user":
+        messages[-1] = replace(messages[-1], text=f"{messages[-1].text}\n\n{example}")
+    return replace(request, instructions=instructions, tools=(), messages=tuple(messages), steady=0)
 
 
 def _plain(message: Message) -> Message:

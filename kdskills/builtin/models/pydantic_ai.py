@@ -18,6 +18,7 @@ from kdskills.models import (
     ModelFactory,
     ModelReply,
     ModelRequest,
+    OutputMode,
     Redactor,
     TextDelta,
     ToolCall,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 else:
     direct, exceptions, parts = (LazyModule(f"pydantic_ai.{name}") for name in ("direct", "exceptions", "messages"))
 
+_MODES: Mapping[str, OutputMode] = {"native": "native", "prompted": "text"}
 RETRYABLE = frozenset({408, 409, 429})
 _FULL = (
     *("context_length_exceeded", "context length", "maximum context", "context window", "prompt is too long"),
@@ -45,7 +47,8 @@ class PydanticAIModel:
     """A model behind pydantic-ai. Nothing is retried here: that is the solver's business.
 
     *name* is `provider:model`, *context_window* in tokens; the *key* is kept out of failures whatever the server repeats;
-    *takes_images* says that the model can be shown images.
+    *takes_images* says that the model can be shown images, *marked* that requests carry marks for a cache, *priced* that the
+    provider's own list of prices holds for it. How it is held to the type of an answer is what pydantic-ai takes for it when nobody says.
     """
 
     replayed = False
@@ -58,28 +61,38 @@ class PydanticAIModel:
         context_window: int | None = None,
         key: str | None = None,
         takes_images: bool = False,
+        marked: bool = False,
+        priced: bool = False,
     ) -> None:
         self.name, self.context_window, self._model = name, context_window, model
-        self.takes_images = takes_images
+        self.takes_images, self._marked, self._priced = takes_images, marked, priced
+        self.output_mode: OutputMode = _MODES.get(model.profile.get("default_structured_output_mode", "tool"), "tool")
         self._redactor = Redactor([key] if key else [])
 
     async def reply(self, request: ModelRequest) -> ModelReply:
         """Answer *request* as a whole. Raises `ModelFailed`."""
         with self._failures(request):
-            return incoming(await direct.model_request(self._model, **_outgoing(request)), self.name)
+            return self._reply(await direct.model_request(self._model, **self._outgoing(request)))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
         """Answer *request* in pieces. Raises `ModelFailed`."""
         with self._failures(request):
-            async with direct.model_request_stream(self._model, **_outgoing(request)) as pieces:
+            async with direct.model_request_stream(self._model, **self._outgoing(request)) as pieces:
                 async for event in pieces:
                     if isinstance(event, parts.PartStartEvent) and isinstance(event.part, parts.TextPart):
                         if event.part.content:
                             yield TextDelta(event.part.content)
                     elif isinstance(event, parts.PartDeltaEvent) and isinstance(event.delta, parts.TextPartDelta):
                         yield TextDelta(event.delta.content_delta)
-                answer = incoming(pieces.get(), self.name)
+                answer = self._reply(pieces.get())
         yield answer
+
+    def _outgoing(self, request: ModelRequest) -> dict[str, Any]:
+        return _outgoing(request, self._model, marked=self._marked)
+
+    def _reply(self, response: parts.ModelResponse) -> ModelReply:
+        cost = shipped_cost(self.name, response) if self._priced else None
+        return replace(incoming(response, self.name), cost=cost)
 
     @contextmanager
     def _failures(self, request: ModelRequest) -> Iterator[None]:
@@ -100,7 +113,7 @@ class PydanticAIModel:
             await client.close()
 
 
-def _outgoing(request: ModelRequest) -> dict[str, Any]:
+def _outgoing(request: ModelRequest, model: Model[Any], *, marked: bool) -> dict[str, Any]:
     """Return the arguments of pydantic-ai's direct requests."""
     from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.output import OutputObjectDefinition
@@ -113,8 +126,16 @@ def _outgoing(request: ModelRequest) -> dict[str, Any]:
     tools = [ToolDefinition(name=n, parameters_json_schema=p, description=d, strict=False) for n, p, d in rows]
     parameters = ModelRequestParameters(function_tools=tools, allow_text_output=True)
     if request.answer_schema is not None:
-        form = OutputObjectDefinition(dict(request.answer_schema), name="decision", strict=False)
+        strict = None if model.system == "anthropic" else False  # Anthropic's own mode is never less than strict
+        form = OutputObjectDefinition(dict(request.answer_schema), name="decision", strict=strict)
         parameters = replace(parameters, output_mode="native", output_object=form)
+    mark = values.get("anthropic_cache_instructions", True)
+    blocks = request.instructions[: request.steady], request.instructions[request.steady :].lstrip("\n")
+    if marked and mark and all(blocks):
+        # pydantic-ai marks one end of instructions, and a second only of such as it frames with words of its own
+        cache = {"type": "ephemeral", "ttl": "5m" if mark is True else mark}
+        system = [{"type": "text", "text": text, "cache_control": cache} for text in blocks]
+        values["extra_body"] = {**(values.get("extra_body") or {}), "system": system}
     messages = history(request.instructions, request.messages)
     return {"messages": messages, "model_settings": values, "model_request_parameters": parameters}
 
@@ -164,6 +185,18 @@ def incoming(response: parts.ModelResponse, name: str) -> ModelReply:
     usage = Usage(counts.input_tokens, counts.output_tokens, *cache, counts.output_reasoning_tokens)
     model = response.model_name or name
     return ModelReply(text, calls, usage, model, response.finish_reason, response.provider_response_id)
+
+
+def shipped_cost(name: str, response: parts.ModelResponse) -> float | None:
+    """Return what a response of `provider:model` costs by the list of prices that is installed; None for a model not in it."""
+    from genai_prices import calc_price
+
+    provider, _, model = name.partition(":")
+    try:
+        price = calc_price(response.usage, response.model_name or model, provider_id=provider)
+    except (LookupError, ValueError):
+        return None
+    return float(price.total_price) or None  # what costs nothing has no price in that list
 
 
 def as_failure(error: Exception, name: str, redactor: Redactor) -> ModelFailed:
@@ -237,7 +270,10 @@ def open_live(provider: str, target: str) -> PydanticAIModel:
     images = provider == "anthropic" or (provider == "openai" and address.base_url is None)
     window = 200_000 if provider == "anthropic" else None
     name = f"{provider}:{address.model}"
-    return PydanticAIModel(model, name=name, context_window=window, key=key, takes_images=images)
+    marked, priced = provider == "anthropic", provider != "ollama" and address.base_url is None
+    return PydanticAIModel(
+        model, name=name, context_window=window, key=key, takes_images=images, marked=marked, priced=priced
+    )
 
 
 @hookimpl

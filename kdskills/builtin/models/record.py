@@ -13,6 +13,7 @@ from kdskills.models import (
     ModelProvider,
     ModelReply,
     ModelRequest,
+    OutputMode,
     Redactor,
     TextDelta,
     open_model,
@@ -45,6 +46,7 @@ class RecordingModel:
         self._inner, self.path, self.redactor = inner, path, redactor or Redactor()
         self.name, self.context_window = inner.name, inner.context_window
         self.takes_images = getattr(inner, "takes_images", False)
+        self.output_mode: OutputMode = getattr(inner, "output_mode", "tool")
         self._entries: list[CassetteEntry] = []
         self._writing = asyncio.Lock()
 
@@ -79,8 +81,9 @@ class RecordingModel:
             finish_reason=answer.finish_reason,
             response_id=answer.response_id,
         )
-        self._entries.append(CassetteEntry(role=request.role, when=when, reply=reply))
-        cassette = Cassette(schema_=SCHEMA, match="shape", replies=tuple(self._entries))
+        self._entries.append(CassetteEntry(role=request.role, lane=request.lane, when=when, reply=reply))
+        replies, mode = tuple(self._entries), self.output_mode
+        cassette = Cassette(schema_=SCHEMA, match="shape", output_mode=mode, replies=replies)
         async with self._writing:
             await asyncio.to_thread(write_cassette, self.path, cassette)
 

@@ -12,7 +12,7 @@ from kdskills.models.cassette import Cassette, CassetteEntry, check_fit, read_ca
 
 
 class ReplayModel:
-    """Answers from a cassette, in order per role, and says loudly when a request is not the recorded one.
+    """Answers from a cassette, in order per role and lane, and says loudly when a request is not the recorded one.
 
     *name* is shown in results; to the *redactor*, which holds the secrets a recording has masked, a solver adds its own.
     """
@@ -22,23 +22,26 @@ class ReplayModel:
 
     def __init__(self, cassette: Cassette, *, name: str = "replay", redactor: Redactor | None = None) -> None:
         self.name, self._cassette, self.redactor = name, cassette, redactor or Redactor()
+        self.output_mode = cassette.output_mode
         self._left: dict[str, list[tuple[int, CassetteEntry]]] = {}
         for index, entry in enumerate(cassette.replies):
             self._left.setdefault(entry.role, []).append((index, entry))
         self._closed = False
 
     async def reply(self, request: ModelRequest) -> ModelReply:
-        """Return the next reply of the request's role. Raises ReplayError: `replay_diverged` or `replay_exhausted`; the
-        reply is not used up then.
+        """Return the next reply of the request's role and lane, or else of no lane. Raises ReplayError: `replay_diverged` or
+        `replay_exhausted`; the reply is not used up then.
         """
-        waiting = self._left.get(request.role)
-        if not waiting:
+        waiting = self._left.get(request.role, [])
+        lanes = [entry.lane for _, entry in waiting]
+        place = next((lanes.index(lane) for lane in (request.lane, "") if lane in lanes), None)
+        if place is None:
             recorded = sum(entry.role == request.role for entry in self._cassette.replies)
             message = f"{self.name} holds {recorded} replies for {request.role}, one more was asked for"
             raise ReplayError(message, code="replay_exhausted", role=request.role, recorded=recorded)
-        index, entry = waiting[0]
+        index, entry = waiting[place]
         check_fit(entry, request, self._cassette.match, index, mask=self.redactor.text)
-        waiting.pop(0)
+        waiting.pop(place)
         return entry.reply.to_reply(index + 1, self.name)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:

@@ -263,6 +263,7 @@ class SqlConversations:
             sa.Column("touched_at", sa.BigInteger, nullable=False, index=True),
             sa.Column("state", sa.Text, nullable=False),
         )
+        self._head = [column for column in self._heads.c if column.name != "state"]
         self._turns = sa.Table(
             "kd_conversation_turns",
             metadata,
@@ -277,7 +278,8 @@ class SqlConversations:
 
         def question(link: sa.Connection) -> tuple[Mapping[Any, Any] | None, list[str]]:
             # one question: turns that are added between two would not fit their head
-            turn_rows = sa.select(heads, turns.c.turn).join_from(
+            state = sa.case((turns.c.number == 1, heads.c.state)).label("state")  # large, so it is sent once
+            turn_rows = sa.select(*self._head, state, turns.c.turn).join_from(
                 heads, turns, heads.c.conversation_id == turns.c.conversation_id
             )
             query = turn_rows.where(heads.c.conversation_id == conversation_id).order_by(turns.c.number)
@@ -322,6 +324,29 @@ class SqlConversations:
 
         await self._database.write(change)
 
+    async def take_back(self, conversation: Conversation) -> Conversation:
+        """Forget the last turn, in one transaction, if *conversation* is what is kept; raises ConversationBusy otherwise."""
+        heads, turns, head, shorter = self._heads, self._turns, conversation.head, conversation.without_last()
+        same_head = (
+            heads.c.conversation_id == head.conversation_id,
+            heads.c.number == head.number,
+            heads.c.created_at == micros(head.created_at),
+        )
+        moments = {"created_at": micros(shorter.head.created_at), "touched_at": micros(shorter.head.touched_at)}
+        values = {"number": shorter.head.number, "state": _json_text(shorter.state()), **moments}
+        last_turn = turns.c.conversation_id == head.conversation_id, turns.c.number == head.number
+
+        def change(link: sa.Connection) -> None:
+            statement: Any = (
+                heads.update().where(*same_head).values(values) if shorter.turns else heads.delete().where(*same_head)
+            )
+            if link.execute(statement.returning(heads.c.number)).first() is None:
+                raise busy(conversation)
+            link.execute(turns.delete().where(*last_turn))
+
+        await self._database.write(change)
+        return shorter
+
     async def delete(self, conversation_id: str) -> bool:
         """Forget the conversation; False for an unknown id."""
         return await self._forget(self._heads.c.conversation_id == conversation_id) > 0
@@ -329,7 +354,7 @@ class SqlConversations:
     async def page(self, *, user: str | None, after: str | None, limit: int) -> list[ConversationHead]:
         """Return up to *limit* heads sorted by id."""
         table = self._heads
-        query = table.select().order_by(table.c.conversation_id).limit(limit)
+        query = sa.select(*self._head).order_by(table.c.conversation_id).limit(limit)
         if user is not None:
             query = query.where(table.c.user_id == user)
         if after is not None:

@@ -5,34 +5,38 @@ Printers show answers to people; `--json` needs none. What only one of them need
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from kdskills.app.resources import shipped_bundle
-from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer
+from kdskills.doors.cli.derived import Json, Row, Trust, Word, answer, format_option, split
 from kdskills.doors.cli.output import (
     EXIT_NEGATIVE,
     EXIT_OK,
     console,
     counted,
     disarmed,
+    dollars,
     findings,
+    from_here,
     line,
     mark,
     plain,
+    print_github,
+    print_sarif,
     shortened,
     table,
 )
 from kdskills.doors.cli.packages import offer_packages
-
-if TYPE_CHECKING:
-    from kdskills.app.operations.table import Emit
+from kdskills.errors.reports import ReportRow, sarif_log
 
 #: Commands on skills and turns, and those on the installation; the help lists them in this order.
 skill_commands = typer.Typer()
@@ -52,6 +56,19 @@ def check(
     path: Annotated[Path, typer.Argument(help="A skill folder or file, a folder of skills, or a bundle.")],
     verdict: Annotated[str, typer.Option(help="`lenient`, `spec` or `skills-ref`.")] = "lenient",
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="Tell findings of the audit, too.")] = False,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Codes of findings, or how they begin, with commas or again: only these are told, whatever the bundle says; "
+            "`all`: every one."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Codes of findings, or how they begin, that are left out; an error goes by its whole code."),
+    ] = None,
+    form: format_option(("sarif", "github")) = "text",  # type: ignore[valid-type]
     fix: Annotated[bool, typer.Option("--fix", help="Mend what can be mended without touching a body.")] = False,
     rename: Annotated[bool, typer.Option("--rename", help="With --fix: fit folder names to skill names.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="With --fix: show the diff, change nothing.")] = False,
@@ -61,10 +78,16 @@ def check(
     """Check a skill, a folder of skills or a bundle; exit 0 without errors, 1 with."""
     if (rename or dry_run) and not fix:
         raise typer.BadParameter("--rename and --dry-run go with --fix")
+    if audit and fix:
+        raise typer.BadParameter("--audit mends nothing, and goes without --fix")
+    if fix and form in CHECK_FORMATS:
+        raise typer.BadParameter(f"--format {form} tells findings, and goes without --fix")
     arguments: dict[str, Any] = {"path": path, "verdict": verdict}
-    arguments |= {"rename": rename, "dry_run": dry_run} if fix else {}
+    arguments |= {"select": split(",".join(select or ())), "ignore": split(",".join(ignore or ()))}
+    arguments |= {"rename": rename, "dry_run": dry_run} if fix else {"audit": audit}
     operation, printer = ("skills.fix", fixes) if fix else ("skills.check", summary)
-    show = partial(printer, strict=strict)
+    show = CHECK_FORMATS.get(form) or partial(printer, strict=strict)
+    as_json = as_json or form == "json"
     output = answer(ctx, operation, arguments, show, as_json=as_json, trust=trust, asks=False)
     left = output.left if fix else output
     failed = output.negative or (strict and not (fix and dry_run) and left.warnings > 0)
@@ -78,8 +101,31 @@ def summary(answer: Any, *, strict: bool = False) -> None:
     colour = "red" if failed else "green"
     console().print(
         f"[{colour}]{counted(answer.skills, 'skill')} checked as {answer.verdict}: {counted(answer.errors, 'error')}, "
-        f"{counted(answer.warnings, 'warning')}, {counted(answer.infos, 'info')}[/]"
+        f"{counted(answer.warnings, 'warning')}, {counted(answer.infos, 'info')}"
+        f"{f', {answer.left_out} left out' if answer.left_out else ''}[/]"
     )
+
+
+def check_rows(answer: Any) -> list[ReportRow]:
+    """Return findings with their paths from the working folder; one without a file has that of what was checked."""
+    rows = []
+    for finding in answer.diagnostics:
+        paths = [os.path.join(folder, finding.path or "") for folder in (answer.base, answer.path)]  # noqa: PTH118
+        path = next(filter(os.path.lexists, paths), paths[0]) if finding.path else answer.path
+        rows.append(ReportRow(finding.model_copy(update={"path": from_here(path)})))
+    return rows
+
+
+def check_sarif(answer: Any) -> None:
+    """Print findings as SARIF."""
+    from kdskills.app.operations.checking import code_rules
+
+    print_sarif(sarif_log("kdskills check", code_rules(), check_rows(answer)))
+
+
+CHECK_FORMATS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"sarif": check_sarif, "github": lambda answer: print_github(check_rows(answer))}
+)
 
 
 def fixes(answer: Any, *, strict: bool = False) -> None:
@@ -122,6 +168,10 @@ def skills(answer: Any) -> None:
         rows.add_row(row.short_id or "", plain(row.full_id), state, str(row.tokens or ""), plain(words))
     out.print(f"[bold]{line(answer.bundle)}[/] for {line(answer.consumer) or 'an anonymous consumer'}")
     out.print(rows)
+    for row in answer.skills:
+        if row.source:
+            resolved = f" at {row.resolved[:19]}" if row.resolved else ""
+            out.print(f"{line(row.full_id)} {row.lock}: {line(row.source)}{line(resolved)}", soft_wrap=True)
     findings(answer.diagnostics)
 
 
@@ -174,11 +224,11 @@ MIN_TEXT: Final = 24
 
 def strongest(why: Mapping[str, Iterable[str]]) -> str:
     """Return the words that matched, each in the first of the fields it stands in, which counts most."""
-    told: set[str] = set()
+    printed: set[str] = set()
     parts = []
     for name, words in why.items():
-        new = [word for word in words if word not in told]
-        told.update(new)
+        new = [word for word in words if word not in printed]
+        printed.update(new)
         parts += [f"{name}: {' '.join(new)}"] if new else []
     return "; ".join(parts)
 
@@ -317,11 +367,18 @@ def doctor(answer: Any) -> None:
     out.print(f"engine in force: {verdict}")
 
 
-def narrator() -> Emit:
-    """Return what prints the events of a turn as they happen."""
+def narrator() -> Any:
+    """Return what prints a turn as it happens."""
     from kdskills.doors.cli.turns import Narrator  # only turns are narrated
 
     return Narrator(console())
+
+
+def teller() -> Any:
+    """Return what also prints what a model writes, as it is written."""
+    from kdskills.doors.cli.turns import Teller
+
+    return Teller()
 
 
 @Row(
@@ -337,7 +394,10 @@ def narrator() -> Emit:
         "out": Word(short="-o", help="Folder for produced files and the transcript.", default=Path("demo-output")),
         "crowd": Word(ranged=True),
     },
-    hidden=("request", "consumer", "answer_role", "files", "skills", "session", "user"),
+    hidden=(
+        *("request", "consumer", "answer_role", "files", "skills", "session", "user", "roles"),
+        *("max_steps", "max_tokens", "temperature", "stream"),
+    ),
     trust=True,
     prelude=offer_packages,
     narrator=narrator,
@@ -352,16 +412,18 @@ def narrator() -> Emit:
         "files": Word("--file", "-f", help="File handed in with the request."),
         "skills": Word("--skill", "-s", help="Skill loaded before the first decision."),
         "crowd": Word(ranged=True),
+        "max_steps": Word(ranged=True),
+        "max_tokens": Word(ranged=True),
+        "temperature": Word(ranged=True),
     },
+    constants={"stream": True},
     trust=True,
     prelude=offer_packages,
-    narrator=narrator,
+    narrator=teller,
 )
 def end_of_turn(answer: Any) -> None:
-    """Print the answer of a turn, its sources and where the files are."""
-    from kdskills.doors.cli.turns import print_end
-
-    print_end(console(), answer)
+    """Print the answer of a turn, its sources and where the files are; a narrator has an end of its own."""
+    narrator().end(answer)
 
 
 @Row(
@@ -397,7 +459,11 @@ def conversations(answer: Any) -> None:
 def dialogue(answer: Any) -> None:
     """Show what was asked and answered in a conversation."""
     for turn in answer.turns:
-        typer.echo(f"[{str(turn.ended_at)[:16]}, {turn.status}]\n> {disarmed(turn.request)}\n{disarmed(turn.answer)}\n")
+        counted_tokens = turn.input_tokens + turn.output_tokens > 0  # else nobody counted
+        spent = f", {turn.input_tokens} tokens in, {turn.output_tokens} out" if counted_tokens else ""
+        spent += "" if turn.cost is None else f", {dollars(turn.cost)}"
+        head = f"[{str(turn.ended_at)[:16]}, {turn.status}{spent}]"
+        typer.echo(f"{head}\n> {disarmed(turn.request)}\n{disarmed(turn.answer)}\n")
 
 
 @Row(conversation, "export", "conversations.export", positional=("id",), words={"id": Word(metavar="ID")})
@@ -406,6 +472,12 @@ def export(answer: Any) -> None:
     import json
 
     typer.echo(json.dumps(answer.conversation, indent=2))
+
+
+@Row(conversation, "undo", "conversations.undo", positional=("id",), words={"id": Word(metavar="ID")})
+def undone(answer: Any) -> None:
+    """Take back the last turn of a conversation, with all that was said in it; it cannot be undone."""
+    console().print(f"taken back: {line(answer.request)}; {counted(answer.number, 'turn')} left", soft_wrap=True)
 
 
 @Row(conversation, "delete", "conversations.delete", words={"idle_days": Word("--idle-days")})
@@ -484,6 +556,18 @@ def created(answer: Any) -> None:
     out.print(f"[green]made[/] {plain(answer.path)}")
     for path in answer.files:
         out.print(f"  {plain(path)}")
+
+
+@Row(installation_commands, "schema", "schemas.show", positional=("name",))
+def schemas(answer: Any) -> None:
+    """Print the JSON Schema of a file that authors write; without a name, list them."""
+    if answer.document is not None:
+        sys.stdout.write(json.dumps(answer.document, indent=2) + "\n")
+        return
+    rows = table("schema", "file", "$id")
+    for row in answer.schemas:
+        rows.add_row(row.name, row.file, row.id)
+    console().print(rows)
 
 
 @Row(installation_commands, "plugins", "plugins")

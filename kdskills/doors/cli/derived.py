@@ -7,9 +7,12 @@ parameters when it is called or its own help is asked for; the help of its group
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -77,7 +80,6 @@ def host_of(ctx: typer.Context) -> Host:
 
 def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
     """Do something with what runs operations, and close what background work opened for it."""
-    import asyncio
 
     async def do_and_close() -> T:
         host = host_of(ctx)
@@ -99,7 +101,45 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
             if "work" in vars(host):  # else nothing was opened, and asking would open it
                 await host.work.aclose()
 
-    return asyncio.run(do_and_close())
+    return run_loop(do_and_close())
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of its own, as `asyncio.run` does; Ctrl-C ends it whenever it comes.
+
+    With `asyncio.run` alone, one that comes just before the loop waits is noticed when the loop next wakes, which may be never.
+    """
+    import asyncio
+    import socket
+
+    async def woken_by_signals() -> T:
+        waking, signals = socket.socketpair()
+        with waking, signals:
+            signals.setblocking(False)
+            waking.setblocking(False)
+            loop = asyncio.get_running_loop()
+            loop.add_reader(waking, waking.recv, 4096)
+            before = signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
+            try:
+                return await work
+            finally:
+                signal.set_wakeup_fd(before)
+                loop.remove_reader(waking)
+
+    in_main = threading.current_thread() is threading.main_thread()  # which alone hears signals
+    return asyncio.run(woken_by_signals() if in_main else work)
+
+
+def confirmed(question: str) -> bool:
+    """Ask the person at the terminal, also from within a loop; Ctrl-C ends the question at once.
+
+    A loop's own handler of it would wait until the question is answered.
+    """
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm(question, err=True)
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
@@ -114,7 +154,7 @@ def trusting(do: Callable[[bool], T], *, trust: bool, asks: bool) -> T:
         if error.code != "bundle_untrusted" or not (asks and sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         typer.echo(one_line(error.message), err=True)
-        if not typer.confirm("Run it this time?", err=True):
+        if not confirmed("Run it this time?"):
             raise BundleError("its code was not run, as you said", code=error.code, who="user") from None
     return do(True)
 
@@ -165,6 +205,7 @@ WORDS: Final[Mapping[str, Word]] = MappingProxyType(
         "bundle": BUNDLE,
         "consumer": Word(short="-c"),
         "tools": Word(help="Tools the consumer has, comma-separated; '' means none.", commas=True),
+        "roles": Word("--role", help="Role of the user it is for, whose `@role` rules hold; again for more."),
         "model": Word(short="-m"),
         "executor": Word(short="-e"),
         "out": Word(short="-o"),
@@ -184,8 +225,9 @@ class Row:
         hidden: Arguments nobody says here; the model's defaults hold.
         flags: Options of the printer by name, with their help.
         trust: Whether the bundle's code may have to be trusted.
-        narrator: Makes what prints the events of a call on the way; none prints the answer alone.
+        narrator: Makes what prints the events of a call, and by its `end`, where it has one, the answer instead of the printer.
         prelude: Done before the operation, with the same arguments and trust; not for `--json`.
+        formats: What prints answers for other programs, by what `--format` calls it.
     """
 
     app: typer.Typer
@@ -198,8 +240,9 @@ class Row:
     hidden: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     trust: bool = False
-    narrator: Callable[[], Emit] | None = None
+    narrator: Callable[[], Any] | None = None
     prelude: Prelude | None = None
+    formats: Mapping[str, Printer] = field(default_factory=dict)
 
     def __call__(self, printer: Printer) -> Printer:
         """Add the command, whose answers *printer* prints, and return the printer."""
@@ -289,17 +332,20 @@ def answer(
 
 def _function(row: Row, printer: Printer) -> Callable[..., None]:
     def command(ctx: typer.Context, **words: Any) -> None:
-        as_json = words["as_json"]
+        form = words.get("format", "text")
+        as_json = words["as_json"] or form == "json"
         with failing(as_json=as_json):
             arguments = row.arguments(words)
+        narrator = None if as_json or row.narrator is None else row.narrator()
+        show: Printer = row.formats.get(form, getattr(narrator, "end", printer))
         output = answer(
             ctx,
             row.operation,
             arguments,
-            lambda output: printer(output, **{name: words[name] for name in row.flags}),
+            lambda output: show(output, **{name: words[name] for name in row.flags}),
             as_json=as_json,
             trust=words.get("trust", False),
-            emit=None if as_json or row.narrator is None else row.narrator(),
+            emit=narrator,
             prelude=row.prelude,
         )
         raise typer.Exit(EXIT_NEGATIVE if output.negative else EXIT_OK)
@@ -308,6 +354,7 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
     options |= {name: _parameter(row, name, info) for name, info in row.fields().items()}
     for name, text in row.flags.items():
         options[name] = Annotated[bool, typer.Option(f"--{name}", help=text)], False
+    options |= {"format": (format_option(row.formats), "text")} if row.formats else {}
     options |= {"trust": (Trust, False)} if row.trust else {}
     options |= {"as_json": (Json, False)}
     by_name = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
@@ -315,6 +362,14 @@ def _function(row: Row, printer: Printer) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]  # of functions, for `inspect`
     command.__annotations__ = {part.name: part.annotation for part in signature}
     return command
+
+
+def format_option(formats: Iterable[str]) -> Any:
+    """Return the annotation of `--format`, which may be `text`, `json`, and what *formats* name."""
+    names = ("text", "json", *formats)
+    *first, last = (f"`{name}`" for name in names)
+    words = f"How it is told: {', '.join(first)} or {last}."
+    return Annotated[StrEnum("Format", {name: name for name in names}), typer.Option("--format", help=words)]
 
 
 def _parameter(row: Row, name: str, info: FieldInfo) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import commands, jobs, packages, programs
+from kdskills.doors.cli import chat, commands, evals, jobs, packages, programs, supply
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ own_commands = typer.Typer()
 own_commands.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     programs.bench
 )
-own_commands.command("chat")(programs.chat)
+own_commands.command("chat")(chat.chat)
 own_commands.command("logs")(jobs.logs)
 own_commands.command("run-script", context_settings=programs.AS_WRITTEN)(programs.run_script)
 own_commands.command("tool")(programs.tool)
@@ -34,7 +34,7 @@ packages.env.command("shell")(programs.shell)
 commands.mcp.callback(invoke_without_command=True)(programs.mcp)
 commands.mcp.command("config")(programs.mcp_config)
 
-LISTS: Final = (commands.skill_commands, own_commands, commands.installation_commands, doors_commands)
+LISTS: Final = (commands.skill_commands, supply.app, own_commands, commands.installation_commands, doors_commands)
 GROUPS: Final = {
     "jobs": jobs.app,
     "turn": commands.turn,
@@ -42,6 +42,8 @@ GROUPS: Final = {
     "codex": commands.codex,
     "image": commands.image,
     "env": packages.env,
+    "eval": evals.app,
+    "trust": supply.trust,
     "mcp": commands.mcp,
     "token": commands.token,
     "db": commands.db,
@@ -49,10 +51,7 @@ GROUPS: Final = {
 
 
 def build_cli(host: Host | None = None) -> typer.Typer:
-    """Return a new application, with the commands of *host*'s plugins.
-
-    Without one, commands make their own when they need it, and no plugin adds commands.
-    """
+    """Return a new application with the commands of *host*'s plugins; without one, commands make their own, and plugins add none."""
     cli = typer.Typer(
         name="kdskills",
         help="Agent Skills that can be trusted in production.",

@@ -12,12 +12,14 @@ import os
 import re
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
-from kdskills.app.wire import json_facts, json_text
+from kdskills.app.wire import as_text, json_facts, json_text
 from kdskills.errors import KdskillsError, OperatorMustAct, UserMustAct
+from kdskills.errors.reports import ReportRow, github_commands
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -220,6 +222,28 @@ def mark(*, ok: bool) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 skill` or `2 skills`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def dollars(amount: float) -> str:
+    """Return an amount of US dollars, as exact as it is known."""
+    return "$" + f"{amount:.10f}".rstrip("0").rstrip(".")
+
+
+def from_here(path: str) -> str:
+    """Return a path as it is from the working folder; absolute where it leads out of it."""
+    relative = Path(os.path.relpath(path))
+    return str(Path(path).absolute()) if os.pardir in relative.parts else str(relative)
+
+
+def print_sarif(log: Mapping[str, Any]) -> None:
+    """Print a SARIF log."""
+    sys.stdout.write(json.dumps(as_text(log), indent=2) + "\n")
+
+
+def print_github(rows: Iterable[ReportRow]) -> None:
+    """Print workflow commands of GitHub for findings."""
+    for command in github_commands(rows):
+        sys.stdout.write(disarmed(command) + "\n")
 
 
 def findings(diagnostics: tuple[Any, ...]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from kdskills.doors.cli.derived import Ask, Row, host_of
+from kdskills.doors.cli.derived import Ask, Row, confirmed, host_of
 from kdskills.doors.cli.output import console, counted, line
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def offer_packages(
     out = console(stderr=True)
     amount = mebibytes(size) if size else "bytes as yet unknown"
     out.print(f"Skills lack these packages: {amount} from {line(indexes)}.", soft_wrap=True)
-    if typer.confirm("Lock and build them now?", err=True):
+    if confirmed("Lock and build them now?"):
         await ask("environments.lock", words, steps(), trust=trust)
         listing(await ask("environments.build", words, steps(), trust=trust), err=True)
 

@@ -9,11 +9,9 @@ import json
 import runpy
 import sys
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final
-from uuid import uuid4
 
 import typer
 
@@ -21,10 +19,10 @@ import kdskills
 from kdskills.app.identity import PROFILES
 from kdskills.app.operations.table import Context
 from kdskills.app.wire import json_text
-from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, run, split, trusting
+from kdskills.doors.cli.derived import AT_CLI, Json, Row, Trust, Word, answer, host_of, run, run_loop, split, trusting
 from kdskills.doors.cli.output import console, counted, disarmed, failing, line, one_line, print_json, table
 from kdskills.doors.cli.packages import env
-from kdskills.errors import BadRequest, KdskillsError, MissingExtra
+from kdskills.errors import BadRequest, MissingExtra
 
 
 def _print_version(given: bool) -> None:
@@ -59,44 +57,6 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
         finally:
             sys.argv = before
     raise typer.Exit(code)
-
-
-def chat(
-    ctx: typer.Context,
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
-    session: Annotated[
-        str | None, typer.Option(help="Conversation to go on with, kept in `session_store`; a new one when omitted.")
-    ] = None,
-    user: Annotated[str | None, typer.Option(help="Id of the user the conversation is with.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model, as for `run`; none means the setting.")] = None,
-    trust: Trust = False,
-) -> None:
-    """Talk with a bundle: each line is a request of one conversation, until a blank line or the end of the input."""
-    from kdskills.doors.cli.turns import Narrator, print_end
-
-    session = session or f"chat-{uuid4()}"
-    talk = {"bundle": bundle, "session": session, "user": user, "model": model}
-    at_terminal = sys.stdin.isatty()
-    with failing(as_json=False):
-        for request in iter(partial(_request, "> " if at_terminal else ""), ""):
-            arguments, emit = {**talk, "request": request}, Narrator(console())
-            try:
-                print_end(console(), run(ctx, lambda ask: ask("solver.run", arguments, emit, trust=trust)))  # noqa: B023 - run at once
-            except KdskillsError as error:
-                if not at_terminal:
-                    raise
-                console(stderr=True).print(line(f"{error.code}: {one_line(error.message)}"))
-            except KeyboardInterrupt:  # of this turn: the conversation is as it was before
-                console(stderr=True).print("stopped; say something else, or nothing to end")
-        console(stderr=True).print(f"the conversation is {line(session)}")
-
-
-def _request(prompt: str) -> str:
-    """Return the next line; blank at the end of the input."""
-    try:
-        return input(prompt).strip()
-    except EOFError:
-        return ""
 
 
 #: The extra that brings what a door needs.
@@ -292,8 +252,6 @@ def shell(
     trust: Trust = False,
 ) -> None:
     """Open a shell in the sandbox of a script, with its packages, files and limits; needs a terminal."""
-    import asyncio
-
     from kdskills.app.operations.scripts import ScriptRunInput, open_shell
 
     with failing(as_json=False):
@@ -311,7 +269,7 @@ def shell(
         screen = sys.stdin.fileno(), sys.stdout.fileno()
 
         def do(trusted: bool) -> Any:
-            return asyncio.run(open_shell(host_of(ctx), arguments, Context(AT_CLI, trust=trusted), screen))
+            return run_loop(open_shell(host_of(ctx), arguments, Context(AT_CLI, trust=trusted), screen))
 
         output = trusting(do, trust=trust, asks=True)
         script_outcome(output)

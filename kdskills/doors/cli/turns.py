@@ -1,4 +1,4 @@
-"""Turns for people: what happens while one runs, as `run` and `demo` print it, and the timeline of `turn show`.
+"""Turns for people: what happens while one runs, as `run`, `chat` and `demo` print it, and the timeline of `turn show`.
 
 Everything in a turn may be hostile: skills, models and scripts wrote it. In the timeline texts of several lines are
 therefore printed behind a bar and names on one line, so that neither can pass for a line of it.
@@ -7,17 +7,21 @@ therefore printed behind a bar and names on one line, so that neither can pass f
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from kdskills.doors.cli.output import console, counted, disarmed, findings, one_line, plain
+from kdskills.doors.cli.output import console, counted, disarmed, dollars, findings, one_line, plain
+from kdskills.sources import CitationStream
 
 LINE = 110
 LINES, CHARACTERS = 12, 1200
@@ -47,7 +51,12 @@ def _truncated(event: Any) -> str:
 
 
 class EventPrinter:
-    """Prints events by its methods `on_<type>`; an event it has no method for is not printed."""
+    """Prints events by its methods `on_<type>`; an event it has no method for is not printed.
+
+    `agent` names the agents whose turn is told of at the moment.
+    """
+
+    agent = ""
 
     def __call__(self, event: Any) -> None:
         """Print *event*, if it is one that people want to see."""
@@ -58,6 +67,14 @@ class EventPrinter:
     def say(self, event: Any, word: str, text: str, style: str = "cyan") -> None:
         """Print one line: what happened, and to what."""
         raise NotImplementedError  # how a line looks is all that printers differ in
+
+    def on_agent_event(self, event: Any) -> None:
+        """Print what happened in the turn of an agent, its tool in front of it."""
+        before, inner = self.agent, event.opened()
+        self.agent = f"{before}{flat(event.tool)} › "
+        if inner is not None:
+            self(inner)
+        self.agent = before
 
 
 class Narrator(EventPrinter):
@@ -74,7 +91,7 @@ class Narrator(EventPrinter):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(width=9, justify="right", no_wrap=True)
         grid.add_column(overflow="fold")
-        grid.add_row(f"[{style}]{word}[/]", markup)
+        grid.add_row(f"[{style}]{word}[/]", f"[dim]{plain(self.agent)}[/]{markup}" if self.agent else markup)
         self.out.print(grid)
 
     def on_turn_started(self, event: Any) -> None:
@@ -144,6 +161,23 @@ class Narrator(EventPrinter):
         diagnostic = event.diagnostic
         self.say(event, diagnostic.severity, f"{diagnostic.code}: {diagnostic.message}", "yellow")
 
+    on_model_retry = told(
+        "retry",
+        "yellow",
+        lambda e: f"{flat(e.code)}: {flat(e.message)}; try {e.attempt + 1} after {e.delay_s:g} s",
+    )
+    on_answer_checked = told(
+        "checked", "yellow", lambda e: f"not there: {joined(e.missing)}; sent back" if e.sent_back else None
+    )
+
+    def end(self, answer: Any) -> None:
+        """Print the answer of the turn, its sources and where the files are."""
+        text, _, sources = answer.footnoted.partition("\n\nSources:\n")
+        self.out.print(Panel(Markdown(disarmed(text) or "(no answer)"), title="answer", title_align="left"))
+        for row in sources.splitlines():
+            self.out.print(f"  {plain(row)}", soft_wrap=True)
+        print_rest(self.out, answer)
+
 
 def cut(text: str) -> str:
     """Return *text* on one line that is not too long."""
@@ -151,22 +185,140 @@ def cut(text: str) -> str:
     return row if len(row) <= LINE else row[: LINE - 1] + "…"
 
 
-def print_end(out: Console, answer: Any) -> None:
-    """Print the answer of a turn that has run, its sources and where the files are."""
+#: Numbers that are shown as footnotes before anybody can say which sources they mean.
+_ANY_SOURCE: Final = {sid: {"title": "-"} for sid in range(1, 10_000)}
+
+
+class WrittenText:
+    """Writes a text as it comes: behind a bar, as wide as the terminal, with footnotes for citations, escapes disarmed.
+
+    `raw` is the text so far, `footnotes` are its sids by number once it has ended.
+    """
+
+    def __init__(self, out: Console) -> None:
+        self.raw = ""
+        self.footnotes: tuple[int, ...] = ()
+        self._out, self._room = out, max(20, out.width - 4)
+        self._citations = CitationStream(_ANY_SOURCE, mode="footnotes", listed=False)
+        self._word, self._column = "", 0
+
+    def feed(self, text: str) -> None:
+        """Write the next piece, but for a last word that may go on."""
+        self.raw += text
+        self._write(self._citations.feed(text))
+
+    def end(self) -> None:
+        """Write what is held back, and end the line."""
+        self._write(self._citations.flush(), last=True)
+        self.footnotes = self._citations.footnotes or self.footnotes
+        self.end_line()
+
+    def end_line(self) -> None:
+        """Let what follows begin on a line of its own."""
+        if self._column:
+            self._out.out("")
+        self._column = 0
+
+    def _write(self, text: str, *, last: bool = False) -> None:
+        *words, self._word = re.split(r"(?<=\s)", self._word + disarmed(text).replace("\t", "    "))
+        if last or cell_len(self._word) > self._room:
+            words, self._word = [*words, self._word], ""
+        for word in words:
+            for piece in chop_cells(word.removesuffix("\n"), self._room):
+                if self._column + cell_len(piece.rstrip()) > self._room:
+                    self.end_line()
+                self._out.out(piece if self._column else f"│ {piece}", end="", highlight=False)
+                self._column += cell_len(piece)
+            if word.endswith("\n"):
+                self._out.out("" if self._column else "│", highlight=False)
+                self._column = 0
+
+
+class Teller(Narrator):
+    """Also writes what a model says as it is written, and at the end no answer that was read already.
+
+    Where standard output is no terminal, the answer alone goes there, once it is whole; all else goes to standard error.
+    In *brief* the beginnings of turn and steps are not told.
+    """
+
+    def __init__(self, *, brief: bool = False) -> None:
+        self._streams = sys.stdout.isatty()
+        super().__init__(console(stderr=not self._streams))
+        self._brief, self._text, self._source = brief, WrittenText(self.out), (0, "")
+
+    def __call__(self, event: Any) -> None:
+        """Print *event*; the pieces of one reply follow each other, whatever came between begins a line."""
+        if event.type == "model.delta":
+            if self._streams:
+                if self._source != (event.step, event.role):
+                    self._begin((event.step, event.role))
+                self._text.feed(event.text)
+            return
+        if event.type != "model.replied":  # which ends the text itself
+            self._text.end_line()
+        if event.type in {"model.requested", "model.retry"}:
+            self._begin((0, ""))
+        if not (self._brief and event.type in {"turn.started", "prompt.built"}):
+            super().__call__(event)
+
+    def _begin(self, source: tuple[int, str]) -> None:
+        self.pause()
+        self._text, self._source = WrittenText(self.out), source
+
+    def pause(self) -> None:
+        """Write what is held back of a reply."""
+        self._text.end()
+
+    def on_model_replied(self, event: Any) -> None:
+        """Print what is said beside calls, where it was not written before."""
+        if self._source == (event.step, event.role):
+            self.pause()
+        elif event.text and event.calls:
+            self.say(event, "says", cut(event.text))
+
+    def end(self, answer: Any) -> None:
+        """Print the answer where nobody has read it, its sources, and where the files are."""
+        result, rows = answer.result, {row["sid"]: row for row in answer.result.sources}
+        if not self._streams:
+            console().out(disarmed(answer.footnoted), highlight=False)
+            print_rest(self.out, answer)
+        elif not result.text.strip() or self._text.raw.strip() != result.text.strip():
+            super().end(answer)
+        else:
+            for number, sid in enumerate(self._text.footnotes, 1):
+                row = rows.get(sid, {})
+                origin = row.get("url") or row.get("physical_path") or ""
+                words = f"{row.get('title', '')} {origin}".strip() if row else f"names no source: [[S:{sid}]]"
+                self.out.print(f"  {plain(one_line(f'[{number}] {words}'))}", soft_wrap=True)
+            print_rest(self.out, answer)
+
+
+def amounts(usage: Any) -> tuple[str, ...]:
+    """Return the further tokens of a call or turn, and what it cost, where they are known."""
+    kinds = (("from the cache", usage.cache_read), ("into it", usage.cache_write), ("of reasoning", usage.reasoning))
+    money = () if usage.cost is None else (dollars(usage.cost),)
+    return (*(f"{number} {kind}" for kind, number in kinds if number), *money)
+
+
+def tokens_of(usage: Any) -> str:
+    """Return the tokens of a call or turn, `~` before estimates, and what it cost."""
+    mark = "~" * usage.estimated
+    return ", ".join((f"{mark}{usage.input} tokens in", f"{mark}{usage.output} out", *amounts(usage)))
+
+
+def print_rest(out: Console, answer: Any) -> None:
+    """Print what a turn left beside its answer: files and their folder, tokens, and what was odd."""
     result = answer.result
-    text, _, sources = answer.footnoted.partition("\n\nSources:\n")
-    out.print(Panel(Markdown(disarmed(text) or "(no answer)"), title="answer", title_align="left"))
-    for row in sources.splitlines():
-        out.print(f"  {plain(row)}", soft_wrap=True)
     for path in answer.files:
         out.print(f"  [green]file[/] {plain(path)}", soft_wrap=True)
+    if answer.folder:
+        out.print(f"  [green]folder[/] {plain(answer.folder)}", soft_wrap=True)
     if answer.many:
         out.print(f"  [green]bundle[/] {plain(answer.many)}", soft_wrap=True)
     if answer.transcript:
         out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
     used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
-    tokens = result.usage.input + result.usage.output
-    steps = f"{counted(len(result.steps), 'step')}, {counted(tokens, 'token')}, {result.duration_ms} ms"
+    steps = f"{counted(len(result.steps), 'step')}, {tokens_of(result.usage)}, {result.duration_ms} ms"
     out.print(f"  [dim]{plain(f'{result.status}: {steps}; skills: {used}')}[/]")
     findings(answer.diagnostics)
     for missing in answer.unmet:
@@ -202,7 +354,7 @@ class Timeline(EventPrinter):
 
     def line(self, when: str, word: str, text: str, style: str = "cyan") -> None:
         """Print one line of the timeline."""
-        head = Text.assemble((f"{when:>9} ", "dim"), (f"{word:>9}", style), "  ")
+        head = Text.assemble((f"{when:>9} ", "dim"), (f"{word:>9}", style), "  ", (self.agent, "dim"))
         for row in self._rows(text):
             self.out.print(head + row, soft_wrap=True)
             head = Text(" " * INDENT)
@@ -212,7 +364,7 @@ class Timeline(EventPrinter):
         excerpt = text if self.full else "\n".join(text[:CHARACTERS].split("\n")[:LINES])
         for raw in disarmed(excerpt).split("\n"):
             for row in self._rows(raw, bar=2):
-                self.out.print(Text(" " * INDENT + "│ ", "dim") + row, soft_wrap=True)
+                self.out.print(Text(" " * INDENT + "│ " * (1 + self.agent.count("›")), "dim") + row, soft_wrap=True)
         if excerpt != text:
             hint = Text(f"{' ' * INDENT}… {len(text) - len(excerpt)} more characters: --full prints them", "dim")
             self.out.print(hint, soft_wrap=True)
@@ -272,8 +424,7 @@ class Timeline(EventPrinter):
         """Print what the model answered."""
         ended = f", ended by {flat(event.finish_reason)}" if event.finish_reason else ""
         calls = f"; calls {joined(event.calls)}" if event.calls else ""
-        tokens = f"{event.usage.input} tokens in, {event.usage.output} out"
-        self.say(event, "reply", f"{flat(event.model)}: {tokens}{ended}{calls}")
+        self.say(event, "reply", f"{flat(event.model)}: {tokens_of(event.usage)}{ended}{calls}")
         if event.text:
             self.block(event.text)
 
@@ -296,10 +447,12 @@ class Timeline(EventPrinter):
         self.block(readable(event.text))
 
     def on_answer_checked(self, event: Any) -> None:
-        """Print which files the answer reports that are not there."""
-        if event.missing:
+        """Print which files the answer reports that are not there, and which successes that failed."""
+        if event.missing or event.failed:
             outcome = "sent back" if event.sent_back else "unverified"
-            self.say(event, "checked", f"not there: {joined(event.missing)}; {outcome}", "yellow")
+            wrong = [("not there", event.missing), ("failed", event.failed)]
+            words = "; ".join(f"{word}: {joined(names)}" for word, names in wrong if names)
+            self.say(event, "checked", f"{words}; {outcome}", "yellow")
         else:
             self.say(event, "checked", f"there: {joined(event.claimed)}", "green")
 
@@ -320,11 +473,7 @@ class Timeline(EventPrinter):
         diagnostic = event.diagnostic
         self.say(event, diagnostic.severity, f"{flat(diagnostic.code)}: {flat(diagnostic.message)}", "yellow")
 
-    on_model_retry = told(
-        "retry",
-        "yellow",
-        lambda e: f"{flat(e.code)}: {flat(e.message)}; try {e.attempt + 1} after {e.delay_s:g} s",
-    )
+    on_model_retry = Narrator.on_model_retry
     on_catalog_truncated = told("catalog", "yellow", _truncated)
     on_history_elided = told(
         "history", "yellow", lambda event: f"{event.messages} old results shortened to fit the window"
@@ -399,7 +548,6 @@ def _print_outcome(timeline: Timeline, answer: Any) -> None:
         timeline.line("", "file", f"{flat(file.path)}, {file.size} bytes, {flat(file.digest)}: {flat(file.location)}")
     if result.skills_used:
         timeline.line("", "skills", "; ".join(f"{flat(u.id)} ({flat(u.how)})" for u in result.skills_used))
-    tokens = f"{result.usage.input} tokens in, {result.usage.output} out"
     reason = f"{result.status} ({flat(result.stop_reason)})"
-    ended = f"{reason}: {len(result.steps)} steps, {tokens}, {result.duration_ms} ms"
+    ended = f"{reason}: {len(result.steps)} steps, {tokens_of(result.usage)}, {result.duration_ms} ms"
     timeline.line("", "end", ended, "bold green" if result.ok else "bold red")

@@ -32,7 +32,7 @@ from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import be_called, json_logs
 from kdskills.doors.web.entrance import Accounted, Authenticate, BodyLimit, Entrance, OwnOrigin, Problem, response_of
 from kdskills.doors.web.events import Drain
-from kdskills.doors.web.resources import shape_error, skill_routes, tools_router, work_routes
+from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     )
     app.state.host = host
     app.state.drain = Drain()
+    app.state.site_turn = asyncio.Lock()
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
     app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
@@ -160,6 +161,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_api_route("/readyz", _readyz, include_in_schema=False)
     for router in (skill_routes, work_routes, tools_router(host.operations.values())):
         app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
+    app.router.routes.extend(site_routes())
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     for path, mount in mounted.items():

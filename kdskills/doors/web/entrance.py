@@ -181,9 +181,18 @@ class Accounted:
                 _LOG.log(level, "%s %s %d", method, path, status, extra={"facts": facts})
 
 
+SITE: Final = re.compile(r"(?:/p/[^/]+)?/\.well-known/agent-skills/[^/]+")
+"""Paths of what anybody may fetch."""
+
+
+def asks_site(scope: Scope) -> bool:
+    """Whether a request is for what anybody may fetch: published skills, without a token, from the page of any site."""
+    return scope["type"] == "http" and scope["method"] in {"GET", "HEAD"} and SITE.fullmatch(scope["path"]) is not None
+
+
 @dataclass(eq=False)
 class OwnOrigin:
-    """Refuses requests for hosts not among *names* and of other sites' pages, whatever path they are for."""
+    """Refuses requests for hosts not among *names* and, but for published skills, of other sites' pages."""
 
     app: ASGIApp
     names: frozenset[str]
@@ -194,7 +203,8 @@ class OwnOrigin:
             await self.app(scope, receive, send)
             return
         try:
-            require_own_origin(scope, self.names)
+            own = [header for header in scope["headers"] if header[0] not in {b"origin", b"sec-fetch-site"}]
+            require_own_origin({**scope, "headers": own} if asks_site(scope) else scope, self.names)
         except KdskillsError as error:
             if scope["type"] == "http":
                 await response_of(error, Request(scope))(scope, receive, send)
@@ -223,6 +233,13 @@ class Entrance:
         if path == "/openapi.json" or path.startswith("/projects/"):
             try:
                 scope[IDENTITY] = await self._caller(scope)
+            except KdskillsError as error:
+                await response_of(error, Request(scope))(scope, receive, send)
+                return
+        elif asks_site(scope):
+            address = (scope.get("client") or ("",))[0]
+            try:
+                self.limits.count(Identity(project="", agent=str(address)))
             except KdskillsError as error:
                 await response_of(error, Request(scope))(scope, receive, send)
                 return

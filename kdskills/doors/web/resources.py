@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, BinaryIO, Final, Literal
 from urllib.parse import quote
 
 from fastapi import APIRouter, Body, Depends, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.routing import Route
 
 from kdskills.app import Host
 from kdskills.app.authentication import Unauthenticated
-from kdskills.app.identity import Identity
+from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context, Input, Operation
 from kdskills.app.operations.calling import misshapen, pointer, require_allowed, validated
 from kdskills.app.operations.projects import (
@@ -44,7 +46,9 @@ from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput
 from kdskills.app.wire import json_text
 from kdskills.doors.web import events
 from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit
-from kdskills.errors import BadRequest, KdskillsError, NotFound
+from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
+
+_LOG = logging.getLogger("kdskills.http")
 
 KEY: Final = "Repeating a call gives its first answer."
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200, description=KEY)]
@@ -437,15 +441,67 @@ async def _file(call: Call, name: Name, path: str, version: Version = None) -> R
     return _download(file.path, PurePosixPath(path).name, "application/octet-stream", version_hash)
 
 
+UNSEEN: Final = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; sandbox"}
+"""Headers of what others wrote: no browser shows it as a page of this service."""
+
+
 def _download(path: Any, name: str, kind: str, version: str) -> Response:
     """Answer with a file as bytes to keep: what others wrote is never shown as a page of this service."""
     headers = {
-        "X-Content-Type-Options": "nosniff",
-        "Content-Security-Policy": "default-src 'none'; sandbox",
+        **UNSEEN,
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
         "X-Skill-Version": version,
     }
     return FileResponse(path, media_type=kind, headers=headers)
+
+
+ARTIFACT_S: Final = 3600
+INDEX_S: Final = 60
+"""Seconds that anybody may use an artifact, whose name changes with its bytes, or an index without asking again."""
+
+
+def site_routes() -> list[Route]:
+    """Return the routes of what anybody may fetch of the service's own project, and of the others."""
+    tail = "/.well-known/agent-skills/{file}"
+    return [Route(path, _site, methods=["GET"], include_in_schema=False) for path in (tail, "/p/{project}" + tail)]
+
+
+async def _site(request: Request) -> Response:
+    """Answer with an index or artifact; a project that is not there reads like one that publishes nothing."""
+    host, file = request.app.state.host, None
+    project, name = request.path_params.get("project", LOCAL.project), request.path_params["file"]
+    try:
+        async with request.app.state.site_turn:  # whoever asks without a token never has more than one thread together
+            with host.telling_operator():
+                file = await host.public_file(project, name)
+    except KdskillsError as error:
+        if error.code == "database_unavailable":  # which says nothing about the project
+            raise OperatorMustAct("what is published cannot be looked up now", code=error.code) from None
+        _LOG.info("nothing of project %s is published: %s", project, error.code)
+    if file is None:
+        raise NotFound(f"there is nothing at {request.url.path}")
+    etag = f'"{file.digest}"'
+    headers = {
+        "ETag": etag,
+        "Cache-Control": f"public, max-age={ARTIFACT_S if file.lasting else INDEX_S}",
+        "Access-Control-Allow-Origin": "*",
+        "Content-Length": str(file.size),
+        **UNSEEN,
+    }
+    known_tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    unchanged = not known_tags.isdisjoint({etag, "*"})
+    if unchanged or request.method == "HEAD":
+        file.stream.close()
+        if unchanged:
+            del headers["Content-Length"]
+        return Response(status_code=304 if unchanged else 200, headers=headers, media_type=file.media_type)
+    return StreamingResponse(_file_pieces(file.stream), headers=headers, media_type=file.media_type)
+
+
+async def _file_pieces(stream: BinaryIO) -> AsyncIterator[bytes]:
+    with stream:
+        while piece := await asyncio.to_thread(stream.read, PIECE):
+            yield piece
 
 
 async def _form(request: Request) -> FormData:

@@ -12,7 +12,6 @@ the index is harmless at any moment.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -218,6 +217,10 @@ def needs_mending(path: Path) -> bool:
 @contextlib.contextmanager
 def locked(path: Path, timeout_s: float) -> Iterator[None]:
     """Hold the lock that keeps this machine's other workers off the file. Raises LockBusy after `timeout_s`."""
+    try:
+        import fcntl
+    except ModuleNotFoundError:
+        raise LockBusy("this system has no locks on files: another process may change this one") from None
     end = time.monotonic() + timeout_s
     lock = path.with_name(path.name + LOCK_SUFFIX)
     handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from kdskills.errors import MissingExtra
 from kdskills.remote.dispatch.payloads import OUTCOME_UNKNOWN, AnswerBuilder, Spool, failed, overdue, unregistered
 from kdskills.remote.journal.calls import ANSWERED, MemoryJournal, WeakIdentities, strong_key, takeover
 from kdskills.remote.ports import CallIdentity, CallJournal, CallState, JournalRow, JsonObject, RemoteCall, StoredAnswer
@@ -250,11 +249,8 @@ class CallAttempt:
         if skill is None:
             refused = unregistered(self.tool)
         else:
-            try:
-                if problems := faults(skill.input_schema, self._arguments):
-                    refused = answers.failure(self.tool, "; ".join(problems))
-            except MissingExtra as error:
-                refused = failed(self.tool, error.message)
+            problems = faults(skill.input_schema, self._arguments)
+            refused = answers.failure(self.tool, "; ".join(problems)) if problems else None
         if skill is None or refused is not None:
             refused = refused or unregistered(self.tool)
             row = await self._ask(self.journal.finish, self.key, self.owner, refused)

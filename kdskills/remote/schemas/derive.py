@@ -30,8 +30,9 @@ from uuid import UUID
 from pydantic import AliasChoices, BaseModel, RootModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from kdskills.models.schemas import linear_validator
 from kdskills.remote.ports import JsonObject, RemoteCall
-from kdskills.remote.schemas.checks import checked_schema, linear_validator, permissive_schema
+from kdskills.remote.schemas.checks import checked_schema, permissive_schema
 
 _PARAMETERS = ("attributes", "attrs", "args", "arguments", "parameters", "params", "keyword args", "keyword arguments")
 _RETURNS = ("returns", "return")

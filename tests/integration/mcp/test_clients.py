@@ -118,6 +118,17 @@ async def test_sessions_belong_to_connections(bundle, tmp_path, serve):
         assert not (await one.call_tool("skills_read", {"path": "guide"})).is_error
 
 
+async def test_calls_sent_at_once_are_answered_in_order(bundle, tmp_path, serve):
+    """A client that sends a read together with the load it needs gets the file, and what comes behind an unload is refused."""
+    bundle.skill("public/tidy", guide=b"the guide")
+    calls = [("skills_load", {"names": ["tidy"]}), ("skills_read", {"path": "guide"})]
+    calls += [("skills_unload", {"all": True}), ("skills_read", {"path": "guide"})]
+    async with connected("stdio", "auto", bundle, tmp_path, serve) as client:
+        answers = await asyncio.gather(*(client.call_tool(name, given) for name, given in calls))
+    assert [answer.is_error for answer in answers] == [False, False, False, True]
+    assert "the guide" in answers[1].content[0].text
+
+
 def test_other_hosts_and_origins_are_refused(bundle, tmp_path, serve):
     """A page in a browser reaches nothing: foreign Host and Origin headers are refused before anything is read."""
     with serve(Host(bundle.settings(tmp_path), entry_points=False)) as url:

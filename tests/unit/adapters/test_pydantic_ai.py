@@ -36,9 +36,9 @@ async def call(toolset: Any, name: str, **arguments: Any) -> Any:
 
 @pytest.mark.parametrize("path", sorted(Path(adapter.__file__).parent.glob("*.py")), ids=lambda path: path.name)
 def test_an_adapter_is_thin(path: Path) -> None:
-    """At most 120 lines, and of the runtime only sessions, specs, instructions and calls."""
+    """At most 150 lines, and of the runtime only sessions, specs, instructions and calls."""
     text = path.read_text()
-    assert len(text.splitlines()) <= 120
+    assert len(text.splitlines()) <= 150
     used = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
     forbidden = {"load", "unload", "read", "run_script", "active", "refresh", "resolve", "view", "store", "config"}
     assert used & forbidden == set()

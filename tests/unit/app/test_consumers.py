@@ -146,6 +146,19 @@ async def test_near_names_are_suggested(host: Host, bundle: Path, ref: str, near
     assert nothing.notes == ()
 
 
+async def test_the_view_of_a_user_with_roles(host: Host, bundle: Path) -> None:
+    """With roles the rules of their groups are in force too, and named; roles that no rule is for change nothing."""
+    rules(bundle, 'agents_config:\n  writer: {enabled: [desk.invoice]}\n  "@accountants": {enabled: ["billing.*"]}\n')
+    given = {"bundle": bundle, "consumer": "writer"}
+    asked = [
+        (await host.call("skills.list", **given, roles=roles)).visible for roles in ((), ("guests",), ("accountants",))
+    ]
+    assert asked == [("desk.invoice",)] * 2 + [("billing.dunning", "billing.invoice", "desk.invoice")]
+    why = [await host.call("skills.why", **given, roles=roles, ref="dunning") for roles in ((), ("accountants",))]
+    assert [each.granted for each in why] == [False, True]
+    assert any("@accountants" in step.model_dump_json() for step in why[1].steps)
+
+
 async def test_restricted_callers_get_no_suggestions(bundle: Path) -> None:
     """A caller elsewhere without `admin` learns of no name: neither by a bare id nor by a suggestion."""
     rules(bundle, "agents_config:\n  writer: {disabled: ['*']}\n")

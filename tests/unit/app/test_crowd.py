@@ -100,7 +100,7 @@ def test_hidden_files_and_links_stay_behind(tmp_path, repo):
     (source / "tools.py").write_text("")
     bundle_in_crowd(load_bundle(source), tmp_path / "many", 1, SOLVER)
     names = {path.name for path in (tmp_path / "many").iterdir()}
-    assert names == {"demo.yaml", "skills", "skills_descriptor.json", "tools.py"}
+    assert names == {"demo.yaml", "evals", "skills", "skills_descriptor.json", "tools.py"}
 
 
 @pytest.mark.parametrize("obstacle", ["file", "full", "link", "nowhere"])

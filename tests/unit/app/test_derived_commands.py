@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from typer.main import get_command
 from kdskills.app import Host, Settings
 from kdskills.app.operations import OPERATIONS
 from kdskills.doors.cli import commands
-from kdskills.doors.cli.derived import DerivedCommand, Row, Word
+from kdskills.doors.cli.derived import DerivedCommand, Row, Word, run_loop
 from kdskills.doors.cli.main import build_cli
 
 HELLO = Path(__file__).parents[3] / "bundles" / "hello"
@@ -40,7 +44,7 @@ def derived_commands(group, path=()):
 def test_every_argument_is_said_or_left_out_on_purpose(command):
     """A field that a model gets later is an option at once; what a row says of fields is about fields there are."""
     row, fields = command.row, OPERATIONS[command.row.operation].input.model_fields
-    own = {"as_json", *row.flags, *(["trust"] if row.trust else [])}
+    own = {"as_json", *row.flags, *(["trust"] if row.trust else []), *(["format"] if row.formats else [])}
     assert {parameter.name for parameter in command.params} == {*fields} - {*row.hidden, *row.constants} | own
     assert {*row.words, *row.hidden, *row.constants, *row.positional} <= {*fields}
     assert [parameter.name for parameter in command.params if not parameter.help] == []
@@ -121,3 +125,33 @@ def test_groups_are_shared_by_no_two_command_lines(host):
     cli.command("ping")(lambda: None)
     assert "ping" not in get_command(build_cli(host)).commands
     assert "list" in {command.name for command in commands.skill_commands.registered_commands}
+
+
+def test_a_signal_that_comes_as_the_loop_begins_to_wait_ends_it() -> None:
+    """Ctrl-C that interrupts no wait is heard, as one is that another thread gets, or that comes just before the wait."""
+
+    def interrupt() -> None:
+        time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    async def wait() -> None:
+        threading.Thread(target=interrupt).start()
+        async with asyncio.timeout(20):
+            await asyncio.Event().wait()
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_loop(wait())
+    assert time.monotonic() - began < 15
+
+
+def test_a_loop_runs_in_any_thread_and_leaves_signals_as_they_were() -> None:
+    """Work in a thread that hears no signals gives its value, and the main thread's way of hearing them is put back."""
+
+    async def seven() -> int:
+        return 7
+
+    with ThreadPoolExecutor() as threads:
+        assert threads.submit(lambda: run_loop(seven())).result() == 7
+    assert run_loop(seven()) == 7
+    assert signal.set_wakeup_fd(-1) == -1

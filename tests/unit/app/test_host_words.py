@@ -64,9 +64,11 @@ WITH_WORDS = sorted(
 VALUES = {
     "consumer": "another",
     "tools": ["web.search"],
+    "roles": ["accountants"],
     "include_internal": True,
     "by": "code",
     "bundle": "/etc",
+    "out": "/etc",
     "path": "/etc/passwd",
     "binary": "/bin/sh",
     "model": "openai:large",

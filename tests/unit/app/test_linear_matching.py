@@ -5,6 +5,8 @@ No time is measured: each text is so long that work which grows with its square 
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
@@ -23,7 +25,8 @@ from kdskills.skills.fields import _TOOL_NAME
 from kdskills.skills.findings import FileFindings
 from kdskills.skills.frontmatter import _split, trim_body
 from kdskills.skills.refs import compile_rules
-from kdskills.solver.loop import claimed_files
+from kdskills.solver.claims import claimed_files, claimed_successes
+from kdskills.solver.events import CallRecord
 from kdskills.solver.turn_tools import extract_code
 
 MANY = 300_000
@@ -146,6 +149,27 @@ def test_code_is_found_in_linear_time(text: str) -> None:
 def test_claims_are_found_in_linear_time(text: str) -> None:
     """Files that an answer says were written are looked for at once, whatever a model wrote."""
     assert isinstance(claimed_files(text), tuple)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "computed " * MANY,
+        "I ran x.py " * 50_000,
+        "x.py " * MANY,
+        "x" * MANY + ".py",
+        "I " + "a" * MANY,
+        "-" * MANY,
+        "was aly" * MANY,
+    ],
+)
+def test_successes_are_found_in_linear_time(text: str) -> None:
+    """What an answer says succeeded is looked for at once, whatever a model wrote or called."""
+    command = json.dumps({"command": text})
+    calls = [CallRecord(id="c", tool="exec.shell", arguments=json.dumps({"command": "x.py"}), ok=False, error="e")]
+    calls.append(CallRecord(id="d", tool="exec.shell", arguments=command, ok=False, error="e"))
+    assert isinstance(claimed_successes(text, calls), tuple)
 
 
 @pytest.mark.timeout(60)

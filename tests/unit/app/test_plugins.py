@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import re
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,13 +23,16 @@ from kdskills.app.plugins import HookAnswers, collect, plugin_manager
 from kdskills.builtin.executors.subprocess import SubprocessExecutor
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import BadRequest, Diagnostic, NameTaken, PluginFailed, PluginInvalid, UnknownName
+from kdskills.evals.files import Eval
+from kdskills.evals.grading import CHECKS, Outcome, grade
 from kdskills.execution import ExecutionOptions
 from kdskills.hooks import Register, hookimpl
 from kdskills.session.approval import AccessRequest, Denial
 from kdskills.skills import SkillRoot
-from kdskills.solver import ReactSolver, SolverSystem
+from kdskills.solver import ReactSolver, SolverSystem, TurnResult
 from kdskills.solver.tools import SolverTool
 from kdskills.testing.models import ScriptedModel, call, say
+from kdskills.turn import build_skills_instruction_block
 
 PRESS = Path(__file__).parents[3] / "bundles" / "press"
 
@@ -188,6 +193,30 @@ def test_kdskills_register_interpreters() -> None:
     assert (table[".rb"], table[".py"]) == (("ruby", "{path}"), ("python3", "{path}"))
     with pytest.raises(NameTaken):
         host(Thief()).interpreters()
+
+
+def test_kdskills_register_checks() -> None:
+    """A plugin's function is a check of evaluations on its own Host, with its parameters as arguments; shipped ones stay."""
+
+    def signed(outcome: Outcome, key: str, least: int = 1) -> tuple[bool, str]:
+        return outcome.result.text.count(key) >= least, f"key {key}"
+
+    class Plugin:
+        @hookimpl
+        def kdskills_register_checks(self, register: Any) -> None:
+            register("acme.signed", signed)
+
+    checks = host(Plugin()).wiring.checks
+    assert (set(checks) - set(CHECKS), set(CHECKS) - set(checks)) == ({"acme.signed"}, set())
+    result = TurnResult(turn_id="t", session_id="s", status="final", stop_reason="answer", text="ab")
+    rows = ({"acme.signed": "b"}, {"acme.signed": {"key": "b", "least": 2}}, {"acme.signed": {"kee": "b"}}, {"bad": {}})
+    table = {**checks, "bad": lambda outcome: broken()}
+    verdicts = asyncio.run(grade(Eval("e", "p", checks=rows), Outcome(result), checks=table))
+    assert [(each.passed, each.error) for each in verdicts] == [
+        *((True, ""), (False, ""), (False, "check_invalid")),
+        (None, "plugin_failed"),
+    ]
+    assert "acme.signed" not in host().wiring.checks
 
 
 def test_kdskills_register_commands() -> None:
@@ -417,6 +446,35 @@ def test_kdskills_source_key() -> None:
     assert (answers(Plugin()).source_key({"doi": "10.1/x"}), answers(Plugin()).source_key({})) == ("10.1/x", None)
 
 
+DOI_SKILL = "---\nname: fine\ndescription: d\n---\nCited here [[S:1]].\n"
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+async def test_kdskills_resolve_source(tmp_path: Path, allowed: bool) -> None:
+    """A source that only has a DOI is cited with what a plugin knows of it; nothing is asked where the setting is off."""
+    threads: list[str] = []
+
+    class Plugin:
+        @hookimpl
+        def kdskills_resolve_source(self, row: Any) -> Any:
+            threads.append(threading.current_thread().name)
+            return {"url": f"https://doi.org/{row['doi']}", "title": "A paper"}
+
+    make_root(tmp_path / "b" / "skills", "fine")
+    (tmp_path / "b" / "skills" / "fine" / "SKILL.md").write_text(DOI_SKILL)
+    (tmp_path / "b" / "skills" / "fine" / "sources.yaml").write_text("- {sid: 1, doi: 10.1/x}\n")
+    one = Host(Settings(resolve_sources=allowed), plugins=[Plugin()], entry_points=False)
+    model = ScriptedModel([call("skills.load", names=["fine"]), say("So it is [[S:1]].")])
+    async with SolverSystem(bundle=one.bundle(tmp_path / "b"), model=model, executor=None, wiring=one.wiring) as system:
+        result = await ReactSolver(system).run("hello")
+        with system.subsystem.activate("solver.react.decision"):
+            block = build_skills_instruction_block(["fine"])
+    titles = [(row["sid"], row["title"], row["url"]) for row in result.sources]
+    assert titles == ([(1, "A paper", "https://doi.org/10.1/x")] if allowed else [])
+    assert [row.title for row in block.pool] == (["A paper"] if allowed else [])
+    assert threads == (["kdskills-sources"] if allowed else [])
+
+
 class Listener:
     """Notes what it is told."""
 
@@ -513,6 +571,10 @@ def test_a_plugin_that_raises_while_it_registers_is_named(hook: str) -> None:
         ("kdskills_register_tools", "acme.x", SolverTool("acme.x", "d", NoArguments, "no"), "must be functions"),  # type: ignore[arg-type]
         ("kdskills_register_interpreters", ".rb", "ruby {path}", "no list of words"),
         ("kdskills_register_interpreters", ".rb", ["ruby"], "{path}"),
+        ("kdskills_register_checks", "contains", lambda outcome: (True, ""), "a shipped check has this name"),
+        ("kdskills_register_checks", "acme.x", "text", "no function"),
+        ("kdskills_register_checks", "acme.x", lambda outcome, key: (True, ""), "arguments that have a type each"),
+        ("kdskills_register_checks", "acme.x", lambda: (True, ""), "it takes the outcome"),
         ("kdskills_register_operations", "acme.x", object(), "no Operation"),
     ],
 )
@@ -560,6 +622,7 @@ TOOL = SolverTool("acme.x", "d", NoArguments, _body)
         ("kdskills_hide_skills", {"press.brief": 5}),
         ("kdskills_deny", True),
         ("kdskills_source_key", 5),
+        ("kdskills_resolve_source", ["no", "row"]),
     ],
 )
 @pytest.mark.parametrize("raises", [False, True])
@@ -572,6 +635,7 @@ def test_a_hook_that_fails_is_named(hook: str, wrong: Any, raises: bool, caplog:
         "kdskills_hide_skills": ("agent", ()),
         "kdskills_deny": (AccessRequest("load", "c", "s"),),
         "kdskills_source_key": ({},),
+        "kdskills_resolve_source": ({},),
     }
     with pytest.raises(PluginFailed) as caught:
         getattr(asked, hook.removeprefix("kdskills_"))(*arguments[hook])

@@ -23,10 +23,11 @@ def host():
 
 @pytest.mark.parametrize("kind", ["bundle", "skill"])
 async def test_a_new_bundle_or_skill_passes_the_strict_check(host, kind, tmp_path):
-    """Nothing has to be mended before the first line is written."""
+    """Nothing has to be mended before the first line is written, but for the description, which says so."""
     made = await host.call("new", kind=kind, name="market-news", into=tmp_path)
     checked = await host.call("skills.check", path=made.path, verdict="spec")
-    assert (checked.errors, checked.warnings, checked.skills) == (0, 0, 1)
+    assert [each.code for each in checked.diagnostics] == ["description_placeholder"]
+    assert (checked.errors, checked.warnings, checked.skills) == (0, 1, 1)
     assert set(made.files) == {
         p.relative_to(tmp_path / "market-news").as_posix() for p in (tmp_path / "market-news").rglob("*") if p.is_file()
     }
@@ -92,4 +93,4 @@ async def test_plugins_are_listed_with_what_they_bring(host):
     assert rows["kdskills.builtin.executors.docker"].hooks == ("kdskills_register_executors",)
     assert all(row.shipped for row in found.plugins)
     assert {"bubblewrap", "docker"} <= set(found.registered["executors"])
-    assert set(found.registered) == {"executors", "models", "stores", "tools", "interpreters"}
+    assert set(found.registered) == {"executors", "models", "stores", "tools", "interpreters", "checks"}

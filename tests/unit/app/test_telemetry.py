@@ -34,17 +34,23 @@ def host(reader, tmp_path, monkeypatch):
     return made
 
 
-def recorded(reader, name):
-    """Return {attributes: value} of one instrument; a histogram's value is its count."""
+def collected(reader):
+    """Return {attributes: value} by instrument, once: a gauge is told of once; a histogram's value is its count."""
     data = reader.get_metrics_data()
-    found = {}
+    rows = {}
     for resource in data.resource_metrics if data else ():
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
-                for point in metric.data.data_points if metric.name == name else ():
-                    value = getattr(point, "count", None)
-                    found[tuple(sorted(point.attributes.items()))] = point.value if value is None else value
-    return found
+                for point in metric.data.data_points:
+                    count = getattr(point, "count", None)
+                    values = rows.setdefault(metric.name, {})
+                    values[tuple(sorted(point.attributes.items()))] = point.value if count is None else count
+    return rows
+
+
+def recorded(reader, name):
+    """Return {attributes: value} of one instrument."""
+    return collected(reader).get(name, {})
 
 
 async def test_refusals_are_counted_by_code(host, reader):
@@ -88,9 +94,10 @@ def test_a_pulse_sets_the_gauges(host, reader):
     """Depth by state, workers and their longest silence."""
     at = datetime.now(UTC)
     host.telemetry.pulse(Pulse(at, {"queued": 3, "running": 1}, 2, 4.5, (Ran("e", "failed", 1.0),)))
-    assert recorded(reader, "kdskills.queue.depth") == {(("state", "queued"),): 3, (("state", "running"),): 1}
-    assert recorded(reader, "kdskills.workers") == {(): 2}
-    assert recorded(reader, "kdskills.lease.age") == {(): 4.5}
+    rows = collected(reader)
+    assert rows["kdskills.queue.depth"] == {(("state", "queued"),): 3, (("state", "running"),): 1}
+    assert rows["kdskills.workers"] == {(): 2}
+    assert rows["kdskills.lease.age"] == {(): 4.5}
 
 
 async def test_a_database_is_measured(host, reader):

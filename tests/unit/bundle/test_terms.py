@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from kdskills.bundle import AgentRules, SkillsDescriptor
-from kdskills.bundle.descriptor import EVERYONE, IMPORT_POLICIES
+from kdskills.bundle.descriptor import EVERYONE, IMPORT_POLICIES, TrustPolicy
 from kdskills.errors import DescriptorError
 
 ID = st.from_regex(r"[a-z]{1,6}(\.[a-z*]{1,6})?", fullmatch=True)
@@ -33,6 +33,13 @@ WRITTEN = st.fixed_dictionaries(
         "extra": st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2),
         "owner": st.text(max_size=3),
     },
+)
+POLICIES = st.builds(
+    TrustPolicy,
+    lock=st.sampled_from(["off", "warn", "enforce"]),
+    signatures=st.sampled_from(["off", "warn", "require"]),
+    signers=st.none() | st.just(False) | st.sets(st.sampled_from(["acme", "other"])),
+    audit=st.sampled_from(["off", "warn", "block-high"]),
 )
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
@@ -136,3 +143,50 @@ def test_a_copy_with_changes_is_read_as_strictly() -> None:
     assert (changed.agents_config, changed.consumers) == (descriptor.agents_config, ("desk", "writer"))
     with pytest.raises(DescriptorError):
         descriptor.model_copy(update={"consumers": 7})
+
+
+@given(POLICIES, POLICIES)
+def test_stricter_policy(one: TrustPolicy, other: TrustPolicy) -> None:
+    """Of two policies the stricter holds in every part, whichever comes first; nothing of it loosens either."""
+    both = one.stricter(other)
+    assert both == other.stricter(one) == both.stricter(one)
+    levels = ["off", "warn", "enforce", "require", "block-high"]
+    for part in ("lock", "signatures", "audit"):
+        assert levels.index(getattr(both, part)) >= levels.index(getattr(one, part))
+    for policy in (one, other):
+        assert policy.signers == () or both.signers is False or set(both.signers) <= set(policy.signers or ())
+        assert both.signers != () or policy.signers == ()
+    descriptor = SkillsDescriptor(trust={EVERYONE: one, "acme": other})
+    assert descriptor.trust_policy("acme") == both
+    assert descriptor.trust_policy("lab") == one
+    assert SkillsDescriptor.from_json(json.loads(json.dumps(descriptor.to_json()))) == descriptor
+
+
+@pytest.mark.parametrize(
+    "trust",
+    [
+        "enforce",
+        ["acme"],
+        {"acme": "enforce"},
+        {"acme": {"lock": "on"}},
+        {"acme": {"lock": True}},
+        {"acme": {"locks": "enforce"}},
+        {"acme": {"signatures": "enforce"}},
+        {"acme": {"signers": [1]}},
+        {"acme": {"signers": {"a": 1}}},
+        {"acme": {"audit": "high"}},
+        {"ac*": {"lock": "enforce"}},
+        {"": {"lock": "enforce"}},
+        {1: {"lock": "enforce"}},
+    ],
+)
+def test_policy_strictness(trust: object) -> None:
+    """A policy that is not understood is an error, for a typo must not lose a lock."""
+    with pytest.raises(DescriptorError):
+        SkillsDescriptor.from_json({"trust": trust})
+
+
+def test_policy_off() -> None:
+    """A bare `off`, which YAML reads as false, is off; what is not said is off, too."""
+    assert SkillsDescriptor.from_json({"trust": {"*": {"lock": False}}}).trust_policy("x") == TrustPolicy()
+    assert not SkillsDescriptor().trust_policy("x").judges

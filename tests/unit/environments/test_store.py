@@ -400,7 +400,7 @@ def test_other_errors_of_the_system_stay_what_they_are(index, cache, monkeypatch
     def refuse(_):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(store, "_sync", refuse)
+    monkeypatch.setattr(store, "bring_to_disk", refuse)
     with pytest.raises(OSError, match="broken"):
         EnvironmentStore(cache).build(locked, index.indexes)
     assert EnvironmentStore(cache).built(locked) is None

@@ -99,12 +99,13 @@ def test_a_look_never_raises(far, server, error):
 def test_what_cannot_be_noted_is_not_taken(far, server, tmp_path):
     """Where accepted sets cannot be written, a skill that is listed for the first time stays out, with the reason."""
     server.put("skill://a/tidy")
-    (tmp_path / "acme" / ".lock").mkdir(parents=True)
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / ".lock").symlink_to("elsewhere")  # a lock is never a link
     root = far(server)
     assert dict(root.subsystem.registry) == {}
     (note,) = root.listing.scan().notes
     assert (note.code, "cannot be written" in note.message) == ("mcp_unreachable", True)
-    (tmp_path / "acme" / ".lock").rmdir()
+    (tmp_path / "acme" / ".lock").unlink()
     root.later()
     assert set(root.subsystem.registry) == {"mcp-acme.tidy"}
 

@@ -15,7 +15,8 @@ from kdskills.projects.records import all_versions
 from kdskills.projects.service import Projects, VersionMissing, to_its_end
 from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
-from kdskills.skills.archives import ArchiveRefused, read_tree, remove_tree, version_of
+from kdskills.skills.archives import ArchiveRefused, read_tree, version_of
+from kdskills.skills.private_files import remove_tree
 from kdskills.turn import Granted, Refused
 from tests.project_rows import audit, pin
 

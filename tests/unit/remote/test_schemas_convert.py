@@ -14,9 +14,8 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field
 
-from kdskills.errors import MissingExtra
 from kdskills.remote import CatalogError
-from kdskills.remote.schemas import ArgumentError, derive
+from kdskills.remote.schemas import ArgumentError
 from kdskills.remote.schemas.derive import convert
 
 
@@ -239,11 +238,3 @@ def test_a_schema_inside_itself_is_refused(session):
 def test_a_valid_schema_stays_as_it_is(session, schema):
     """References that lead somewhere, properties called `$ref`, data that look like references."""
     assert session.register("a", lambda: None, input_schema=schema).input_schema == schema
-
-
-def test_without_jsonschema_explicit_schemas_need_the_extra(monkeypatch):
-    """One clear sentence names the install command; handlers that say nothing still register."""
-    monkeypatch.setitem(__import__("sys").modules, "jsonschema", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'kdskills\[codex\]'"):
-        derive("a", lambda: None, {"type": "object"})
-    assert derive("a", lambda: None).call_parameter is None

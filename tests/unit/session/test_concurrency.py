@@ -156,6 +156,77 @@ async def test_adds_at_once_all_hold(make):
     assert sorted(skill.name for skill in await session.active()) == ["base", "brief", "charts", "sales"]
 
 
+async def test_calls_of_one_reply_wait_for_the_load_sent_before_them(slow):
+    """Sent side by side, a read and an unload find what the load before them loads; other sessions do not wait."""
+    runtime, reader = slow("sales")
+    session, other = await runtime.create_session(), await runtime.create_session(initial=["charts"])
+    load = asyncio.create_task(session.call("skills_load", {"names": ["sales"]}))
+    read = asyncio.create_task(session.call("skills_read", {"path": "SKILL.md"}))
+    unload = asyncio.create_task(session.call("skills_unload", {"names": ["sales"]}))
+    late = asyncio.create_task(session.call("skills_read", {"path": "SKILL.md"}))
+    await until(reader.began)
+    assert (await other.call("skills_read", {"path": "SKILL.md"})).ok
+    assert not read.done()
+    reader.go.set()
+    replies = await asyncio.gather(load, read, unload, late)
+    assert [reply.ok for reply in replies] == [True, True, True, False]
+    assert replies[3].error["code"] == "no_active_skills"
+    assert runtime._core.order._changes == {}
+
+
+async def test_a_call_that_gives_up_lets_no_later_one_overtake(slow):
+    """Cancelling a load that waits for another neither ends that one nor lets calls behind it go first."""
+    runtime, reader = slow("sales")
+    session = await runtime.create_session()
+    first = asyncio.create_task(session.call("skills_load", {"names": ["sales"]}))
+    second = asyncio.create_task(session.call("skills_load", {"names": ["charts"]}))
+    read = asyncio.create_task(session.call("skills_read", {"path": "SKILL.md"}))
+    await until(reader.began)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert not first.done()
+    assert not read.done()
+    reader.go.set()
+    assert [reply.ok for reply in await asyncio.gather(first, read)] == [True, True]
+    assert [skill.name for skill in await session.active()] == ["sales"]
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_calls_of_other_loops_wait_too(slow, cancelled):
+    """A load of another thread's loop is waited for, and a loop that ends in the middle of it keeps nobody waiting."""
+    runtime, reader = slow("sales")
+    session = await runtime.create_session()
+
+    async def load() -> None:
+        loading = asyncio.create_task(session.call("skills_load", {"names": ["sales"]}))
+        await until(reader.began)
+        if not cancelled:
+            await loading  # else the end of this loop cancels it
+
+    other = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(load())))
+    await until(reader.began)
+    read = asyncio.create_task(session.call("skills_read", {"path": "SKILL.md"}))
+    if not cancelled:
+        await asyncio.sleep(0)
+        assert not read.done()
+        reader.go.set()
+    assert (await read).ok is not cancelled
+    reader.go.set()
+    await other
+
+
+async def test_what_waits_for_a_load_is_answered_when_its_session_closes(slow):
+    """Closing ends the load, and the calls behind it."""
+    runtime, reader = slow("sales")
+    session = await runtime.create_session()
+    calls = [asyncio.create_task(session.call("skills_load", {"names": ["sales"]})) for _ in range(2)]
+    await until(reader.began)
+    assert await session.close()
+    assert [reply.error["code"] for reply in await asyncio.gather(*calls)] == ["session_not_found"] * 2
+    reader.go.set()
+
+
 class Racing(MemoryStore):
     """A store in which somebody else is always faster."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kdskills.errors import ToolCallRefused
+from kdskills.session import SkillRuntime
 from kdskills.session.tools import (
     INPUTS,
     LoadInput,
@@ -117,3 +118,19 @@ def test_values_are_not_repeated() -> None:
 def test_pointer_escapes() -> None:
     """Tilde and slash are escaped as JSON pointers want it."""
     assert pointer(["env", "a/b~c", 0]) == "/env/a~1b~0c/0"
+
+
+async def test_a_corrected_call_names_no_skill_that_is_refused(bundle) -> None:
+    """The same mistake with a name that may be loaded gives the call, with a denied or unknown one words alone."""
+    bundle.skill("acme.open")
+    bundle.skill("acme.shut")
+    bundle.agents = {"*": {"disabled": ["acme.shut"]}}
+    runtime = SkillRuntime(subsystem=bundle.subsystem())
+    session = await runtime.create_session()
+    calls = {}
+    for name in ("open", "acme.open", "acme.shut", "shut", "none"):
+        reply = await session.call("skills_load", {"names": name})
+        calls[name] = reply.error.get("call")
+        assert reply.error["code"] == "invalid_argument"
+    assert [name for name, each in calls.items() if each] == ["open", "acme.open"]
+    assert calls["open"] == {"tool": "skills_load", "arguments": {"names": ["open"]}}

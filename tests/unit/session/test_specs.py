@@ -1,4 +1,4 @@
-"""The JSON forms of two model APIs: every call is answered once, in its own form."""
+"""The JSON forms of three model APIs: every call is answered once, in its own form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kdskills.errors import ToolCallRefused
 from kdskills.session import SkillRuntime
-from kdskills.session.specs import anthropic_tools, arguments_of, dispatch, openai_tools
+from kdskills.session.specs import anthropic_tools, arguments_of, dispatch, openai_tools, responses_tools
 
 
 def chat(arguments: object, name: object = "skills_load") -> dict[str, Any]:
@@ -22,15 +22,21 @@ def block(given: object, name: object = "skills_load") -> dict[str, Any]:
     return {"type": "tool_use", "id": "t1", "name": name, "input": given}
 
 
+def item(arguments: object, name: object = "skills_load") -> dict[str, Any]:
+    """A call in the form of Responses."""
+    return {"type": "function_call", "id": "fc_1", "call_id": "c2", "name": name, "arguments": arguments}
+
+
 def code(answer: dict[str, Any]) -> str | None:
     """The code of a refused answer, None of a good one."""
-    return json.loads(answer["content"]).get("error", {}).get("code")
+    return json.loads(answer["output"] if "output" in answer else answer["content"]).get("error", {}).get("code")
 
 
-def test_specs_are_the_same_in_both_forms(runtime: SkillRuntime) -> None:
-    """Both forms carry the names, descriptions and schemas of the runtime's own specs, as plain JSON."""
+def test_specs_are_the_same_in_each_form(runtime: SkillRuntime) -> None:
+    """The forms carry the names, descriptions and schemas of the runtime's own specs, as plain JSON."""
     specs = runtime.tool_specs()
-    chats, blocks = openai_tools(specs), anthropic_tools(specs)
+    chats, blocks, items = openai_tools(specs), anthropic_tools(specs), responses_tools(specs)
+    assert items == [{"type": "function", "strict": False, **chat["function"]} for chat in chats]
     assert json.loads(json.dumps(chats)) == chats
     assert json.loads(json.dumps(blocks)) == blocks
     assert [c["function"] | {"input_schema": c["function"]["parameters"]} for c in chats] == [
@@ -40,8 +46,8 @@ def test_specs_are_the_same_in_both_forms(runtime: SkillRuntime) -> None:
 
 
 def test_no_specs_without_skills() -> None:
-    """Nothing offered gives empty lists, which both APIs take as no tools."""
-    assert (openai_tools(()), anthropic_tools(())) == ([], [])
+    """Nothing offered gives empty lists, which the APIs take as no tools."""
+    assert (openai_tools(()), responses_tools(()), anthropic_tools(())) == ([], [], [])
 
 
 @pytest.mark.parametrize("given", [{"names": ["sales"]}, '{"names": ["sales"]}'])
@@ -51,6 +57,8 @@ async def test_each_form_is_answered_in_its_own(runtime: SkillRuntime, given: ob
     await runtime.create_session("s")
     as_chat = await dispatch(runtime, "s", chat(given, name))
     as_block = await dispatch(runtime, "s", block(given, name))
+    as_item = await dispatch(runtime, "s", item(given, name))
+    assert (as_item["type"], as_item["call_id"], code(as_item)) == ("function_call_output", "c2", None)
     assert (as_chat["role"], as_chat["tool_call_id"], code(as_chat)) == ("tool", "c1", None)
     assert (as_block["type"], as_block["tool_use_id"], as_block["is_error"]) == ("tool_result", "t1", False)
     assert [s["name"] for s in json.loads(as_chat["content"])["active_skills"]] == ["sales"]
@@ -78,6 +86,7 @@ async def test_malformed_arguments_are_answered(runtime: SkillRuntime, given: ob
     """Whatever a server puts where arguments belong is answered `invalid_argument`, never dropped or raised."""
     await runtime.create_session("s")
     as_chat, as_block = await dispatch(runtime, "s", chat(given)), await dispatch(runtime, "s", block(given))
+    assert code(await dispatch(runtime, "s", item(given))) == "invalid_argument"
     assert (code(as_chat), code(as_block), as_block["is_error"]) == ("invalid_argument", "invalid_argument", True)
 
 
@@ -89,10 +98,10 @@ async def test_unknown_tools_are_answered(runtime: SkillRuntime, name: object) -
 
 
 @pytest.mark.parametrize(
-    "call", [{}, {"function": "skills_load"}, {"type": "text", "text": "hi"}, {"type": "function"}]
+    "call", [{}, {"function": "skills_load"}, {"type": "text", "text": "hi"}, {"type": "function"}, "skills_load", None]
 )
-async def test_what_is_no_call_is_the_callers_mistake(runtime: SkillRuntime, call: dict[str, Any]) -> None:
-    """Something of neither form is raised: there is no form to answer in."""
+async def test_what_is_no_call_is_the_callers_mistake(runtime: SkillRuntime, call: Any) -> None:
+    """Something of no form is raised: there is no form to answer in."""
     await runtime.create_session("s")
     with pytest.raises(ToolCallRefused) as refused:
         await dispatch(runtime, "s", call)

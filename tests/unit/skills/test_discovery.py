@@ -289,10 +289,10 @@ def test_a_folder_that_cannot_be_listed_is_a_finding_and_tried_again(tmp_path, m
     real = discovery.list_folder
     broken = {"acme"}
 
-    def fail(descriptor, path):
+    def fail(descriptor, path, stamps=None):
         if path in broken:
             raise PermissionError(13, "Permission denied")
-        return real(descriptor, path)
+        return real(descriptor, path, stamps)
 
     monkeypatch.setattr(discovery, "list_folder", fail)
     registry = SkillRegistry([SkillRoot("x://", tmp_path, "x", "bundle")], index_dir=None)

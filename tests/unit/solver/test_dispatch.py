@@ -227,7 +227,8 @@ async def test_what_tools_raise(build):
     async with build(model=model, tools=[refuse, crash]) as system:
         await ReactSolver(system).run("x")
     said, crashed = results(model)
-    assert json.loads(said.text)["error"] | {} == {
+    assert json.loads(said.text)["error"] == {
+        "next": "Read the message, and send the call again with other arguments, or go on without it.",
         "code": "tool_error",
         "who": "model",
         "message": "the number must be even",

@@ -134,8 +134,104 @@ async def test_a_history_that_no_provider_takes_is_refused(build, tmp_path, hist
     assert not (tmp_path / "turns").exists() or list((tmp_path / "turns").iterdir()) == []
 
 
-async def test_of_two_turns_at_once_one_is_added(build):
-    """Who ends second is `conversation_busy`, with its result; the conversation holds the winner's turn alone."""
+class Slow(ScriptedModel):
+    """A model that answers once somebody says so."""
+
+    def __init__(self, replies):
+        super().__init__(replies)
+        self.go, self.asked = asyncio.Event(), asyncio.Event()
+
+    async def reply(self, request):
+        self.asked.set()
+        await self.go.wait()
+        return await super().reply(request)
+
+
+async def test_a_turn_beside_another_is_refused_at_once(build):
+    """While a turn goes on, a second of its conversation asks nothing and leaves nothing; others, and the next, go on."""
+    model = Slow([say("one"), say("other"), say("aside"), say("two")])
+    async with build(model=model) as system:
+        solver, beside = ReactSolver(system), ReactSolver(system)
+        first = asyncio.create_task(solver.run("a", session_id="c1"))
+        await model.asked.wait()
+        with pytest.raises(ConversationBusy) as caught:
+            await beside.run("b", session_id="c1")
+        with pytest.raises(ConversationBusy):
+            [event async for event in beside.stream("b", session_id="c1")]
+        assert (caught.value.code, getattr(caught.value, "result", None), model.requests) == (
+            "conversation_busy",
+            None,
+            [],
+        )
+        model.go.set()
+        await asyncio.gather(first, solver.run("c", session_id="c2"), solver.run("d", session_id="c1", history="none"))
+        await solver.run("e", session_id="c1")
+        conversation = await system.conversations.get("c1")
+    assert [turn.request for turn in conversation.turns] == ["a", "e"]
+
+
+async def test_a_turn_that_is_stopped_holds_nothing(build):
+    """A turn that was cancelled or left, that failed, or whose request cannot be used, leaves the conversation to the next one."""
+    model = Slow([ModelFailed("no"), say("two")])
+    async with build(model=model) as system:
+        solver = ReactSolver(system)
+        first = asyncio.create_task(solver.run("a", session_id="c1"))
+        await model.asked.wait()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(BadRequest):
+            await solver.run("b", session_id="c1", files=["/no/such/file"])
+        with pytest.raises(BadRequest):
+            await solver.run("b", session_id="c1", overlay="none")
+        left = aiter(solver.stream("b", session_id="c1"))
+        await anext(left)
+        await left.aclose()
+        model.go.set()
+        with pytest.raises(ModelFailed):
+            await solver.run("b", session_id="c1")
+        assert (await solver.run("c", session_id="c1")).text == "two"
+
+
+@pytest.mark.parametrize("said", [0, 1])
+async def test_what_is_erased_while_a_turn_goes_on(build, said):
+    """A turn of a conversation that is gone is not added; one that had none before it begins a new one, at its end."""
+    model = Slow([say("one"), say("two")][1 - said :])
+    async with build(model=model) as system:
+        solver, store = ReactSolver(system), system.conversations
+        if said:
+            model.go.set()
+            await solver.run("a", session_id="c1", user="ada")
+            model.go.clear()
+            model.asked.clear()
+        second = asyncio.create_task(solver.run("b", session_id="c1", user="ada"))
+        await model.asked.wait()
+        assert await store.erase("ada") == said
+        model.go.set()
+        (outcome,) = await asyncio.gather(second, return_exceptions=True)
+        conversation = await store.get("c1")
+    assert isinstance(outcome, ConversationBusy) is bool(said)
+    assert (conversation and [turn.request for turn in conversation.turns]) == (None if said else ["b"])
+
+
+async def test_a_history_of_ten_thousand_messages(build):
+    """All of them are sent, results as one line each where the window has no room, soon and in every step."""
+    exchange = [
+        Message("user", "What?"),
+        Message("assistant", "", calls=(ToolCall("c", "react_read", "{}"),)),
+        Message("tool", "result " * 99, call_id="c", tool="react_read"),
+        Message("assistant", "That."),
+    ]
+    model = ScriptedModel([call("react_read", refs=["turn:x"]), say("ok")])
+    async with build(model=model) as system:
+        result = await ReactSolver(system).run("x", history=exchange * 2_500)
+    assert [len(request.messages) for request in model.requests] == [10_001, 10_003]
+    assert (result.status, {cut.kind for cut in result.context}) == ("final", {"results"})
+    assert sum(len(message.text) for message in model.requests[0].messages) < 128_000 * 4
+
+
+async def test_of_two_turns_at_once_one_is_added(build, tmp_path):
+    """Over stores of two processes, who ends second is `conversation_busy`, with its result; the winner's turn alone is added."""
 
     class Together(ScriptedModel):
         """Answers once both turns have asked."""
@@ -146,9 +242,13 @@ async def test_of_two_turns_at_once_one_is_added(build):
             await self.both.wait()
             return await super().reply(request)
 
-    async with build(model=Together([say("one"), say("two")])) as system:
-        solver = ReactSolver(system)
-        answers = await asyncio.gather(*(solver.run(text, session_id="c1") for text in "ab"), return_exceptions=True)
+    stores = [SqlStore(f"sqlite:///{tmp_path / 's.db'}") for _ in range(2)]
+    async with (
+        build(model=Together([say("one")]), store=stores[0]) as system,
+        build(model=Together([say("two")]), store=stores[1]) as other,
+    ):
+        turns = (ReactSolver(each).run("x", session_id="c1") for each in (system, other))
+        answers = await asyncio.gather(*turns, return_exceptions=True)
         conversation = await system.conversations.get("c1")
     lost = next(answer for answer in answers if isinstance(answer, ConversationBusy))
     won = next(answer for answer in answers if answer is not lost)
@@ -158,32 +258,23 @@ async def test_of_two_turns_at_once_one_is_added(build):
         "conversation_busy",
     )
     assert [turn.turn_id for turn in conversation.turns] == [won.turn_id]
+    for store in stores:
+        await store.aclose()
 
 
-class Slow(ScriptedModel):
-    """A model whose pieces come once somebody says so."""
-
-    def __init__(self, replies):
-        super().__init__(replies)
-        self.go = asyncio.Event()
-
-    async def stream(self, request):
-        await self.go.wait()
-        async for item in super().stream(request):
-            yield item
-
-
-async def test_a_stream_that_comes_second_ends_failed(build):
+async def test_a_stream_that_comes_second_ends_failed(build, tmp_path):
     """The last event of a stream says that the turn was not added."""
-    model = Slow([say("one"), say("two")])
-    async with build(model=model) as system:
-        solver = ReactSolver(system)
-        stream = solver.stream("a", session_id="c1")
+    model, stores = Slow([say("one")]), [SqlStore(f"sqlite:///{tmp_path / 's.db'}") for _ in range(2)]
+    async with build(model=model, store=stores[0]) as system, build([say("two")], store=stores[1]) as other:
+        stream = ReactSolver(system).stream("a", session_id="c1")
         await anext(stream)
-        await solver.run("b", session_id="c1")
+        await model.asked.wait()
+        await ReactSolver(other).run("b", session_id="c1")
         model.go.set()
         last = [event async for event in stream][-1]
     assert (last.type, last.result.status, last.result.stop_reason) == ("turn.finished", "failed", "conversation_busy")
+    for store in stores:
+        await store.aclose()
 
 
 class Breaking(ScriptedModel):

@@ -11,7 +11,7 @@ import pytest
 
 from kdskills.errors import BadRequest, NoActiveSkills, ReplayError
 from kdskills.models import ModelReply, ToolCall
-from kdskills.solver import ReactSolver, TurnResult
+from kdskills.solver import AgentSpec, ReactSolver, TurnResult
 from kdskills.solver.tools import ToolContext
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
 
@@ -310,3 +310,65 @@ async def test_cancelling_at_any_moment_ends_the_turn_in_order(build, executor, 
         assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
         called = [event["call_id"] for event in events if event["type"] == "tool.called"]
         assert called == [one["id"] for step in events[-1]["result"]["steps"] for one in step["calls"]]
+
+
+# ---- what a refused call is corrected to ----
+
+
+@pytest.mark.parametrize("brief", ["never", "always"])
+@pytest.mark.parametrize(
+    ("tool", "given", "corrected"),
+    [
+        ("skills_read", {"path": "references/NOTES.md"}, ("skills_read", {"path": "references/notes.md"})),
+        ("skills_run_script", {"path": "sum.py"}, ("skills_run_script", {"path": "scripts/sum.py"})),
+        ("skills.run_script", {"path": "sum.py"}, ("skills.run_script", {"path": "scripts/sum.py"})),
+        ("skills_load", {"names": ["SALES"]}, ("skills_load", {"names": ["sales"]})),
+        ("skills_load", {"names": "acme.sales"}, ("skills_load", {"names": ["acme.sales"]})),
+        ("skills_load", {"names": "acme.secret"}, None),
+        ("skills_load", {"names": "Secret"}, None),
+        ("secret", {}, None),
+        ("skills_read", {"path": ["SKILL.md"], "skill": "acme.secret"}, None),
+        ("file", {"path": "a"}, None),
+        ("delete", {"path": ["a"]}, None),
+        ("answer", {"x": 1}, None),
+        ("write", {"path": "a.txt", "text": "b"}, ("react_write", {"path": "a.txt", "text": "b"})),
+        ("react_write", {"file": "x" * 1_000_000, "text": "a"}, None),
+        ("tools_" + "x" * 1_000_000, {}, None),
+    ],
+)
+async def test_a_corrected_call_is_one_that_may_be_made(ask, brief, tool, given, corrected):
+    """It is spelt as the tools are offered, whole, taken by its tool, and of nothing that the view hides."""
+
+    def file(path: str) -> str:
+        """A tool of which `file` is a part of the name."""
+        return path
+
+    file.__name__ = "delete_file"
+    _, messages = await ask(
+        call("skills_load", names=["sales"]), call(tool, **given), say("ok"), tools=[file], brief=brief
+    )
+    error = json.loads(messages[-1].text)["error"]
+    asked = error.get("call")
+    assert (asked and (asked["tool"], asked["arguments"])) == corrected
+    assert len(messages[-1].text) < 3_000
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+async def test_numbers_that_are_none_reach_no_tool(ask, number):
+    """Arguments with a number that JSON does not have are malformed: no server would take them in the history."""
+
+    def weigh(kilos: float) -> str:
+        """Weigh."""
+        return str(kilos)
+
+    result, messages = await ask(call_raw("tools_weigh", f'{{"kilos": {number}}}'), say("done"), tools=[weigh])
+    assert codes(result) == ["invalid_argument"]
+    assert "no JSON object" in messages[-1].text
+
+
+async def test_a_task_that_says_nothing_begins_no_turn(ask):
+    """Nothing but citations of no source is no task: the call is malformed, not the caller's request."""
+    agents = {"tools.research": AgentSpec("research", "Looks.")}
+    result, messages = await ask(call("tools_research", task="[[S:7]] [[S:8]]"), say("done"), agents=agents)
+    assert codes(result) == ["invalid_argument"]
+    assert json.loads(messages[-1].text)["error"]["details"]["errors"][0]["path"] == "/task"

@@ -157,6 +157,17 @@ async def test_a_generator_writes_the_answer_under_its_own_rights(build):
     assert {(use.id, use.how) for use in result.skills_used} >= {("acme.brief", "generator"), ("acme.sales", "model")}
 
 
+async def test_a_generator_with_a_small_window_is_asked_within_it(build):
+    """What tools gave is shortened to the window of who writes the answer, not of who decided."""
+    small = ScriptedModel([say("Short.")], context_window=2_048)
+    model = ScriptedModel([call("react_read", refs=["turn:long.txt"]), say("draft")], context_window=128_000)
+    async with build(model=model, models={GENERATOR: small}, answer_role=GENERATOR) as system:
+        result = await ReactSolver(system).run("x", files=[("long.txt", b"word " * 8_000)])
+    assert result.text == "Short."
+    assert len(model.requests[-1].messages[-1].text) > 30_000
+    assert len(small.requests[0].messages[0].text) < 2_048 * 4
+
+
 async def test_events_of_a_generator_belong_to_its_own_step(events_of):
     """A step's prompt, model call and record carry one number."""
     replies = [call("skills_load", names=["sales"]), say("draft")]

@@ -14,6 +14,7 @@ from kdskills.builtin.models.replay import ReplayModel
 from kdskills.errors import KdskillsError, ModelFailed, ReplayError
 from kdskills.models.cassette import read_cassette
 from kdskills.solver import ReactSolver
+from kdskills.solver.events import read_transcript
 from kdskills.testing.models import ScriptedModel, call, say, together
 
 SETTING, SCRIPT, HEADER, ENV = "MARK-setting-1", "MARK-script-2", "MARK-header-3", "MARK-env-4"
@@ -90,6 +91,22 @@ async def test_no_output_of_a_turn_holds_a_secret(build, executor, planted, span
     assert [(name, m) for name, text in written.items() for m in EVERYTHING.split() if m in text] == []
     assert result.text == "The answer holds *** *** *** *** and more."
     assert "***" in written["cassette"]
+
+
+async def test_a_model_cannot_make_names_of_fields_secret(build, executor, planted, tmp_path):
+    """A call whose `env` holds names of fields and words of fixed lists ends no turn: texts are masked, the form stays."""
+    words = "status failed stdout turn.finished severity warning ignored unverified tool.called sid title"
+    env = {f"W{number}": word for number, word in enumerate(words.split())}
+    run = call("skills_run_script", path="scripts/sum.py", args=[], env=env)
+    events = []
+    script = [call("skills_load", names=["sales"]), run, say("The status is ignored [[S:1]].")]
+    async with build(script, sinks=[events.append], **planted) as system:
+        result = await ReactSolver(system).run("go")
+    assert (result.status, result.text) == ("final", "The *** is *** [[S:1]].")
+    assert events[-1].result == result
+    assert events[0].type == "turn.started"
+    transcript = read_transcript(tmp_path / "transcripts" / f"{result.turn_id}.jsonl")
+    assert [event.type for event in transcript.events] == [event.type for event in events]
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 200])

@@ -11,8 +11,8 @@ from opentelemetry.trace import StatusCode
 from pydantic import SecretStr
 
 from kdskills.errors import ModelFailed
-from kdskills.models import Usage
-from kdskills.solver import ReactSolver, TokenUsage
+from kdskills.models import ModelPrice, Usage
+from kdskills.solver import AgentSpec, ReactSolver, TokenUsage
 from kdskills.solver.spans import company_and_model
 from kdskills.testing.models import ScriptedModel, call, call_raw, say, together
 
@@ -49,6 +49,18 @@ async def test_spans_tell_what_a_cache_gave(build, spans):
         row = by_name(spans)[name]
         counts = [row[f"gen_ai.usage.{what}"] for what in ("cache_read.input_tokens", "cache_creation.input_tokens")]
         assert [*counts, row["gen_ai.usage.reasoning.output_tokens"]] == [60, 20, 5]
+
+
+async def test_spans_tell_what_was_paid(build, spans):
+    """Each call has its cost, each turn that of its calls and of its agents'; where a price is unknown no span has one."""
+    for prices, costs in (({"scripted": ModelPrice(input=1, output=10)}, [0.0002, 0.0006]), ({}, [None, None])):
+        model = ScriptedModel([call("tools_research", task="Look."), say("x")], roles={"research": [say("y")]})
+        await run(build, [], model=model, prices=prices, agents={"tools.research": AgentSpec("research", "Looks.")})
+        told = [span.attributes.get("kdskills.usage.cost") for span in spans() if span.name.startswith("invoke_agent")]
+        assert told[-2:] == [costs[0], costs[1]]
+        assert [span.attributes.get("kdskills.usage.cost") for span in spans() if "chat" in span.name][-3:] == [
+            costs[0]
+        ] * 3
 
 
 async def test_spans_name_agent_model_and_tools(build, executor, spans):

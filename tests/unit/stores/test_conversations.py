@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,6 +62,56 @@ async def test_memory_is_bounded() -> None:
     assert await store.get("c0") is not None
     await stored(store, talk("one more"))
     assert [await store.get(name) is None for name in ("c0", "c1", "c2")] == [False, True, False]
+
+
+async def test_texts_in_memory_are_bounded() -> None:
+    """Beyond its characters the one unused longest goes, however few there are; the last one used stays, however long."""
+    store = MemoryConversations(text=20_000)
+    for name in ("c0", "c1", "c0 again"):
+        await stored(store, talk(name, words="x" * 9_000))
+    assert [await store.get(name) is None for name in ("c0", "c1", "c0 again")] == [True, False, False]
+    await stored(store, talk("long", 3, words="x" * 9_000))
+    assert [await store.get(name) is None for name in ("c1", "c0 again", "long")] == [True, True, False]
+
+
+ADDING = """
+import asyncio, sys
+from kdskills.builtin.stores.sql import SqlStore
+from kdskills.session.conversations import ConversationBusy
+from kdskills.testing.conversations import talk
+
+async def add():
+    store, added = SqlStore(sys.argv[1]), 0
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while added < 10:
+        conversation = await store.conversations.get("c") or talk(turns=0)
+        number = conversation.head.number + 1
+        try:
+            await store.conversations.add(conversation.following(talk(turns=number).turns[-1], conversation.pool))
+        except ConversationBusy:
+            continue
+        added += 1
+    await store.aclose()
+
+asyncio.run(add())
+"""
+
+
+async def test_processes_that_add_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Three processes add ten turns each to one conversation, and all thirty are there, in order."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+    adding = [await asyncio.create_subprocess_exec(sys.executable, "-c", ADDING, url, **pipes) for _ in range(3)]
+    for process in adding:
+        assert await process.stdout.readline() == b"ready\n"
+    await asyncio.gather(*(process.communicate(b"go\n") for process in adding))
+    assert [process.returncode for process in adding] == [0, 0, 0]
+    store = SqlStore(url)
+    conversation = await store.conversations.get("c")
+    await store.aclose()
+    assert conversation is not None
+    assert [turn.turn_id for turn in conversation.turns] == [f"turn-{number}" for number in range(1, 31)]
 
 
 async def test_two_processes_have_one_winner(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from kdskills.skills.frontmatter import read_frontmatter
 from kdskills.skills.parse import parse_skill_bytes
 from kdskills.skills.private_files import make_folder, private_folder, write_private
 from kdskills.skills.roots import RootScan, SetChange, SkillRecord
-from kdskills.skills.safe_open import NO_STAMP, rows_digest
+from kdskills.skills.safe_open import NO_STAMP, is_withheld, rows_digest
 from kdskills.skills.yaml_core import to_python
 
 SKILL_FILE: Final = "SKILL.md"
@@ -107,6 +107,8 @@ def read_entry(row: Mapping[str, Any], *, allow_dynamic: bool) -> ListedSkill:
     files: dict[str, FarFile] = {}
     for resource in resources:
         file = _file(resource, base)
+        if is_withheld(file.path):
+            continue
         if file.path in files:
             raise EntryRefused(f"it lists {file.path} twice")
         files[file.path] = file
@@ -201,7 +203,9 @@ class FarFiles:
         return tuple(sorted(self.entry.files or ()))
 
     def check(self, path: str) -> None:
-        """Return when *path* is listed. Raises FileRefused."""
+        """Return when *path* is listed, evaluations never are. Raises FileRefused."""
+        if is_withheld(path):
+            raise FileRefused(f"{path} is no file of this skill", code="file_missing", path=path)
         if self.entry.files is not None and path not in self.entry.files:
             folder = any(name.startswith(f"{path}/") for name in self.entry.files)
             code = "not_regular" if folder else "file_missing"

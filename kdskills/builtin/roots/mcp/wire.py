@@ -17,7 +17,7 @@ import shlex
 import threading
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -234,6 +234,9 @@ def _bad(uri: str, problem: str) -> BadRequest:
 TIMEOUT_S: Final = 30.0
 STREAM_S: Final = 300.0  # a server may hold a stream open without a word
 MAX_PAGES: Final = 200
+MAX_LISTED: Final = 10_000
+MAX_ANSWER: Final = 64 * 1024 * 1024
+"""Bytes of one HTTP answer: the largest file of a skill, as base64, has a third of them."""
 CREDENTIALS: Final = "KDSKILLS_MCP_TOKEN_"
 LOST: Final = frozenset((-32000, -32001, -32600, -32603))
 """Codes the SDK gives when a connection, a session or an HTTP request failed; a server's own answers have others."""
@@ -267,6 +270,8 @@ class SdkServer:
                 if not isinstance(page, list) or not all(isinstance(row, dict) for row in page):
                     raise ServerFailed("the answer to skills/list has no list of skills")
                 rows += page
+                if len(rows) > MAX_LISTED:
+                    raise ServerFailed(f"the server lists more than {MAX_LISTED} skills")
                 cursor = answer.get("nextCursor")
                 if not isinstance(cursor, str):
                     return rows
@@ -341,9 +346,10 @@ async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
         client = await stack.enter_async_context(Client(program, extensions=extension, cache=None))
     else:
         token = os.environ.get(CREDENTIALS + address.label.upper().replace("-", "_"))
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
         limits = httpx2.Timeout(TIMEOUT_S, read=STREAM_S)
-        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits))
+        hooks = {"response": [_bound]}
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=limits, event_hooks=hooks))
         transport = streamable_http_client(address.url, http_client=http)
         client = await stack.enter_async_context(Client(transport, extensions=extension, cache=None))
     shape: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
@@ -353,6 +359,29 @@ async def _connect(address: McpAddress, stack: AsyncExitStack) -> Ask:
         return await client.session.send_request(request, shape)  # type: ignore[type-var]  # the SDK types only its own
 
     return ask
+
+
+async def _bound(response: Any) -> None:
+    """Let an HTTP answer fail where it is packed, or has more bytes than a sound one."""
+    import httpx2
+
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise httpx2.DecodingError("the answer is packed, and nobody asked for that")
+    whole = response.stream
+
+    class BoundedAnswer(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for piece in whole:
+                size += len(piece)
+                if size > MAX_ANSWER:
+                    raise httpx2.ReadError(f"an answer has more than {MAX_ANSWER} bytes")
+                yield piece
+
+        async def aclose(self) -> None:
+            await whole.aclose()
+
+    response.stream = BoundedAnswer()
 
 
 def content_of(answer: dict[str, Any], uri: str) -> bytes:

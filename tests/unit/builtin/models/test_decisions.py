@@ -108,6 +108,63 @@ async def test_tools_go_out_as_text_and_results_come_back_as_messages():
     ]
 
 
+SCRIPTS = ToolSpec("skills_run_script", "Run a script.", {"type": "object", "properties": {}}, "skills.run_script")
+
+
+LOADING = '{"tool": "skills_load", "arguments": {"names": ["<name of the skill>"]}}'
+RUNNING = (
+    '{"tool": "skills_run_script", "arguments": {"path": "scripts/greet.py", "args": ["NAME", "--language", "CODE"]}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("active", "answered", "shown"),
+    [
+        ((), None, (True, False)),
+        (("hello",), "skills_load", (False, True)),
+        (("hello",), "skills_read", (False, True)),
+        (("hello",), "skills_run_script", (False, False)),
+    ],
+)
+async def test_the_next_call_stands_last(active, answered, shown):
+    """While nothing is loaded the rules end with a load; then the first script of the text stands last, until a run."""
+    text = "<active_skills>\nRun `scripts/greet.py NAME --language CODE`, then `scripts/b.py`.\n</active_skills>"
+    history = [Message("user", "u")]
+    if answered is not None:
+        history += [Message("assistant", calls=(ToolCall("1", answered, "{}"),))]
+        history += [Message("tool", "{}", call_id="1", tool=answered)]
+    inner = ScriptedModel([say('{"answer": "ok"}')])
+    await JsonDecisions(inner).reply(ModelRequest("r", text, tuple(history), (LOAD, SCRIPTS), active))
+    sent = inner.requests[0]
+    assert (sent.instructions.rstrip().endswith(LOADING), sent.messages[-1].text.endswith(RUNNING)) == shown
+
+
+@pytest.mark.parametrize("text", ["`scripts/a.py 'x`", "`scripts/`", "scripts/a.py", "`" * 50_000])
+async def test_a_script_that_cannot_be_read_is_not_shown(text):
+    """A quote that is not closed, or no script at all, shows no call, or one without arguments."""
+    inner = ScriptedModel([say("ok")])
+    asked = ModelRequest("r", f"<active_skills>{text}</active_skills>", (Message("user", "u"),), (SCRIPTS,), ("s",))
+    await JsonDecisions(inner).reply(asked)
+    assert len(inner.requests[0].messages[-1].text) < 200
+
+
+@pytest.mark.parametrize(
+    ("said", "read"),
+    [('{"answer": "done"}', "done"), ("done", "done"), ('{"tool": "skills_load", "arguments": {}}', "")],
+)
+async def test_the_last_word_after_calls_is_an_answer(said, read):
+    """Without tools, after calls, an answer is unwrapped and a call is none: nobody would make it."""
+    history = (
+        Message("user", "u"),
+        Message("assistant", calls=(ToolCall("1", "skills_load", "{}"),)),
+        Message("tool", "{}", call_id="1", tool="skills_load"),
+    )
+    inner = ScriptedModel([say(said)])
+    reply = await JsonDecisions(inner, constrained=True).reply(ModelRequest("r", "", history, (), ()))
+    assert (reply.text, reply.calls) == (read, ())
+    assert inner.requests[0].answer_schema == decision_schema(())
+
+
 async def test_call_ids_are_unique_within_a_turn():
     """Ids go on from the calls of the history."""
     history = (
@@ -159,7 +216,7 @@ RUN = ToolSpec(
 
 
 def test_the_schema_of_a_decision_is_a_call_or_an_answer():
-    """One branch per tool, one for the answer; of the tools' schemas only what says how values look."""
+    """One branch per tool, one for the answer; of schemas what says how values look, lists no longer than their choices."""
     schema = decision_schema((LOAD, RUN))
     assert [list(branch["properties"]) for branch in schema["anyOf"]] == [
         ["tool", "arguments"],
@@ -176,7 +233,7 @@ def test_the_schema_of_a_decision_is_a_call_or_an_answer():
         "properties": {
             "path": {"type": "string"},
             "env": {"type": "object", "additionalProperties": {"type": "string"}},
-            "names": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1},
+            "names": {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 2},
         },
         "required": ["path"],
         "additionalProperties": False,

@@ -84,7 +84,7 @@ def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference to another place is a fault; no connection is opened for it."""
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: pytest.fail("a schema was fetched"))
     found = faults({"type": "object", "$ref": "http://127.0.0.1:9/schema.json"}, {})
-    assert found == ["$: the skill's schema refers to http://127.0.0.1:9/schema.json, which is not in it"]
+    assert found == ["$: the schema refers to http://127.0.0.1:9/schema.json, which is not in it"]
 
 
 def test_many_faults_are_counted() -> None:

@@ -1,0 +1,268 @@
+"""Operations on evaluations: whether a model picks the skills of a bundle, whether they help, and what their scripts do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from kdskills.app.operations.environments import chosen_skills
+from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.scripts import SkillScriptsInput, script_runtime
+from kdskills.bundle.descriptor import DECISION
+from kdskills.errors import BadRequest, NotFound
+from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
+from kdskills.evals.report import RowChange, Thresholds, changes, former_iteration, shortfalls, write_report
+from kdskills.evals.results import Iteration, RowResult, read_iteration, slug_of
+from kdskills.evals.runs import EvalOptions, figures_of, run
+from kdskills.evals.scripts import read_rows, run_rows
+from kdskills.evals.sides import descriptions_in
+from kdskills.skills.safe_open import is_folder
+
+if TYPE_CHECKING:
+    from kdskills.app.operations.bundles import BundleLoader
+    from kdskills.app.operations.table import Context
+    from kdskills.app.settings import Settings
+    from kdskills.app.wiring import HostWiring
+
+
+class EvalInput(Thresholds, Input):
+    """Which evaluations, by which model, and how many at once."""
+
+    kind: Literal["retrieval", "trigger", "run"] = Field(description="What is found out.")
+    bundle: Path = Field(description="The bundle's folder.")
+    skills: tuple[str, ...] = Field(
+        (), description="Skills whose evaluations are run, by name or full id; none means all."
+    )
+    model: str | None = Field(
+        None,
+        description="`openai:NAME`, `anthropic:NAME`, `ollama:NAME`, …, or `replay:ITERATION` for what one recorded; none means the setting.",
+    )
+    executor: str | None = Field(
+        None, description="`auto`, or the name of the engine that scripts run in; none means the setting."
+    )
+    consumer: str = Field(DECISION, description="Consumer the solver acts as, where an evaluation names none.")
+    repeat: int | None = Field(
+        None, ge=1, le=1000, description="How often each is run; none means as often as it says."
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="How often the model may decide; none means 4 for `trigger`, 24 for `run`."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Tokens that one reply of the model may take.")
+    temperature: float | None = Field(None, ge=0, le=2, description="How freely the model chooses its words.")
+    seed: int | None = Field(None, description="Seed handed to the provider.")
+    against: Path | None = Field(
+        None, description="YAML file with other descriptions by full id, compared side by side; for `trigger`."
+    )
+    baseline: str | None = Field(
+        None,
+        max_length=4096,
+        description="Folder of a bundle, or a branch, tag or commit of this one, compared with instead of the bundle without the skill; for `run`.",
+    )
+    jobs: int = Field(1, ge=1, le=64, description="Rows that are run at once.")
+    rate: float | None = Field(
+        None, gt=0, le=100_000, description="Calls of the model that begin in a minute, at most."
+    )
+    max_tokens_total: int | None = Field(
+        None, ge=1, description="Tokens that all rows of the iteration may take; it stops before."
+    )
+    workspace: Path | None = Field(
+        None, description="Folder of iterations; none means `<bundle>-workspace` beside the bundle."
+    )
+    resume: bool = Field(default=False, description="Go on with the newest iteration instead of beginning one.")
+    judge: str = Field(
+        "none", description="Model that judges assertions of `run`, named as a model is; `none` leaves them ungraded."
+    )
+    record: bool = Field(
+        default=False, description="Keep the model's replies, so that `replay:ITERATION` gives them again."
+    )
+
+
+class EvalOutput(Output):
+    """The iteration.
+
+    `figures` are those of each side by its name, and of two sides `compared`; `missing` counts rows that were not run, and
+    `complete` says that every row was, and none is an error. `below` tells what it falls short of; complete and without any it
+    is `ok`. `changes` are those since the iteration before, which is the one named or has the number before.
+    """
+
+    YES: ClassVar[str] = "ok"
+
+    ok: bool
+    below: tuple[str, ...] = ()
+    folder: str
+    kind: str
+    model: str
+    sides: tuple[str, ...]
+    rows: tuple[RowResult, ...]
+    missing: int
+    complete: bool
+    figures: dict[str, Any]
+    changes: tuple[RowChange, ...] = ()
+    diagnostics: tuple[Finding, ...] = ()
+
+
+async def run_evals(
+    bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: EvalInput, context: Context
+) -> EvalOutput:
+    """Run evaluations of a bundle."""
+    bundle = bundles.open(arguments.bundle, context, tools=True)
+    evals = await asyncio.to_thread(read, bundle.root, wiring.subsystem(bundle).registry)
+    rows = of_skills(evals.evals, arguments.skills)
+    baseline: Any = arguments.baseline
+    if baseline is not None and is_folder(baseline):
+        baseline = bundles.open(Path(baseline), context, tools=True)
+
+    options = arguments.model_dump(include=set(EvalOptions.__annotations__))
+    options |= {"model": arguments.model or settings.model, "executor": arguments.executor or settings.executor}
+    options |= {"judge": None if arguments.judge == "none" else arguments.judge, "checks": wiring.checks}
+    against = arguments.against
+    iteration = await run(
+        bundle,
+        rows,
+        arguments.kind,
+        against=None if against is None else (slug_of(against.stem), descriptions_in(against)),
+        baseline=baseline,
+        workspace=arguments.workspace,
+        resume=arguments.resume,
+        wiring=wiring,
+        tell=context.emit or (lambda progress: None),
+        prices=settings.prices,
+        network=settings.network,
+        **options,
+    )
+    return await asyncio.to_thread(answer_of, iteration, arguments, None, evals.diagnostics)
+
+
+def answer_of(
+    iteration: Iteration, wanted: Thresholds, before: Path | None = None, diagnostics: Iterable[object] = ()
+) -> EvalOutput:
+    """Write the report of an iteration and return the answer about it; blocks."""
+    plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
+    write_report(iteration, figures)
+    below = shortfalls(iteration, figures, wanted, former)
+    complete = not iteration.missing and all(row.status != "error" for row in iteration.rows)
+    return EvalOutput.of(
+        iteration,
+        plan,
+        complete=complete,
+        ok=complete and not below,
+        below=below,
+        figures=figures,
+        changes=() if former is None else changes(former, iteration),
+        diagnostics=tuple(diagnostics),
+    )
+
+
+class ReportInput(Thresholds, Input):
+    """Which iteration, and what it is compared with."""
+
+    iteration: Path = Field(description="Folder of the iteration.")
+    before: Path | None = Field(
+        None, description="Folder of an earlier iteration; none means the one with the number before."
+    )
+
+
+async def report_evals(arguments: ReportInput, context: Context) -> EvalOutput:
+    """Write the report of an iteration again, and say what changed and what it falls short of."""
+    del context
+    iteration = await asyncio.to_thread(read_iteration, arguments.iteration)
+    return await asyncio.to_thread(answer_of, iteration, arguments, arguments.before)
+
+
+def of_skills(evals: Iterable[Eval], skills: tuple[str, ...]) -> list[Eval]:
+    """Return the evaluations of skills, by name or full id; without any, all. Raises BadRequest: one has none."""
+    rows = list(evals)
+    for skill in skills:
+        if not any(_is_of(row, skill) for row in rows):
+            raise BadRequest(f"there are no evaluations of {skill}", code="evals_missing", skill=skill)
+    return [row for row in rows if not skills or any(_is_of(row, skill) for skill in skills)]
+
+
+def _is_of(row: Eval, skill: str) -> bool:
+    about = row.skill or row.owner
+    return about is not None and skill in {about, about.rpartition(".")[2]}
+
+
+# ---- scripts ----
+
+
+class ScriptEvalsInput(SkillScriptsInput):
+    """Whose rows, and how many run at a time."""
+
+    skills: tuple[str, ...] = Field((), description="Skills by id; all when none is given.")
+    at_once: int = Field(2, ge=1, le=16, description="How many run at a time.")
+
+
+class ScriptEvalsOutput(Output):
+    """What each row came to; `ok` means that there are rows, all can be read, and all passed."""
+
+    YES: ClassVar[str] = "ok"
+    ok: bool
+    bundle: str
+    rows: tuple[RowResult, ...]
+    diagnostics: tuple[Finding, ...] = ()
+
+
+async def run_scripts(
+    bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: ScriptEvalsInput, context: Context
+) -> ScriptEvalsOutput:
+    """Run the rows of `evals/scripts.yaml` of skills, each as a call of a model would run the script."""
+    project = await bundles.skills(arguments.bundle, context)
+    skills = list(chosen_skills(dict(project.subsystem.registry), arguments.skills))
+    read = [await asyncio.to_thread(read_rows, skill) for skill in skills]
+    findings = tuple(Finding.of(finding) for _, problems in read for finding in problems)
+    engine = await wiring.executor(arguments.executor)
+    turns = asyncio.Semaphore(arguments.at_once)
+    async with script_runtime(project.subsystem, wiring, settings, arguments, engine) as runtime:
+        results = await asyncio.gather(
+            *(
+                run_rows(runtime, skill, rows, consumer=arguments.consumer, turns=turns)
+                for skill, (rows, _) in zip(skills, read, strict=True)
+                if rows
+            )
+        )
+    rows = tuple(row for skill_rows in results for row in skill_rows)
+    passed = bool(rows) and all(row.status == "passed" for row in rows)
+    return ScriptEvalsOutput(ok=passed and not findings, bundle=project.name, rows=rows, diagnostics=findings)
+
+
+class AddEvalInput(Input):
+    """The evaluation to add."""
+
+    folder: Path = Field(description="Folder of the skill it is about, or of a bundle.")
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT, description="What the user asks.")
+    id: str | None = Field(None, min_length=1, max_length=200, description="Its id; none means the next number.")
+    expected: str = Field("", description="The answer you expect, in words.")
+    assertions: tuple[str, ...] = Field((), description="Sentence that must be true of the outcome; again for more.")
+    files: tuple[str, ...] = Field((), description="File to hand in, from the skill's folder; again for more.")
+    negative: bool = Field(default=False, description="The skill must not be loaded for it.")
+
+
+class AddEvalOutput(Output):
+    """The id it has, in which file."""
+
+    id: str
+    path: Path
+
+
+async def add_eval(arguments: AddEvalInput, context: Context) -> AddEvalOutput:
+    """Add an evaluation to the published file of a skill or bundle."""
+    del context
+    row = {
+        "id": arguments.id,
+        "prompt": arguments.prompt,
+        "expected_output": arguments.expected,
+        "files": list(arguments.files),
+        "assertions": list(arguments.assertions),
+    }
+    extra = {"should_trigger": False} if arguments.negative else {}
+    folder = arguments.folder
+    if not is_folder(folder):
+        raise NotFound(f"there is no folder at {folder}", code="path_missing", path=str(folder))
+    present = {key: value for key, value in row.items() if value}
+    row_id = await asyncio.to_thread(add_row, folder, present | extra, skill_name=folder.resolve().name)
+    return AddEvalOutput(id=row_id, path=folder / PUBLISHED)

@@ -1,0 +1,364 @@
+"""Results of evaluations on disk, in the published layout; a row is written when it ends, so that a broken run can go on.
+
+A workspace holds iterations. In `iteration-N`, `plan.json` says what is run, `rows.jsonl` has a line for each row that
+ended, `eval-<slug>/<side>/` what one run left behind, and `benchmark.json` the figures of them all. The page
+`docs/reference/eval-results.md` has every file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kdskills.errors import CallerMustAct, StrPath, path_argument
+from kdskills.evals.figures import spread
+from kdskills.execution.dirs import locked, new_tree
+from kdskills.skills.private_files import make_folder, open_private, replace_file, write_private
+
+EvalKind = Literal["retrieval", "trigger", "run", "scripts"]
+RowStatus = Literal["passed", "failed", "ungraded", "error"]
+"""`ungraded` was not judged and counts as nothing; `error` is the provider's or the machine's fault, and is run again."""
+
+PLAN: Final = "plan.json"
+ROWS: Final = "rows.jsonl"
+BENCHMARK: Final = "benchmark.json"
+TRANSCRIPT: Final = "transcript.jsonl"
+RECORDING: Final = "recording.yaml"
+OUTPUTS: Final = "outputs"
+MAX_SLUG: Final = 60
+MAX_FILE: Final = 64 * 1024 * 1024
+"""Bytes of a plan or of all rows that are read back."""
+_ITERATION: Final = re.compile(r"iteration-([1-9][0-9]{0,5})")
+
+
+class EvalsRefused(CallerMustAct, code="evals_invalid"):
+    """A workspace of evaluations cannot be used so: `evals_invalid`, `evals_running`, `evals_plan_changed` or `evals_none`."""
+
+
+class EvalForm(BaseModel):
+    """A frozen form that is written to disk; unknown keys are left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class CheckVerdict(EvalForm):
+    """What one check or assertion came to; `passed` is None where nobody judged it.
+
+    `by` is `code` or the judge's `provider:model`; `evidence` is a quotation from the outputs, or what was seen instead.
+    `error` is the code of what kept it from being judged, such as `model_failed`.
+    """
+
+    text: str
+    passed: bool | None
+    evidence: str = ""
+    by: str = "code"
+    error: str = ""
+
+
+class RowResult(EvalForm):
+    """What one run of one evaluation came to.
+
+    Attributes:
+        eval: Id of the evaluation.
+        skill: Skill the evaluation is about, by full id.
+        side: `with_skill`, `without_skill`, or the name of a baseline or of a variant of descriptions.
+        repeat: Which of its repetitions, from 0.
+        picked: Skills in the order they were loaded or, of `retrieval`, ranked.
+        steps: Decisions of the model until the first skill was loaded, or in all.
+        verdicts: Checks first, then assertions.
+        tokens: Input and output of all model calls; `estimated` where the provider counts none.
+        cost: In dollars, where a price is known.
+        error: Code of the error and its words, of status `error`.
+        folder: What the run left behind, relative to the iteration.
+        facts: Further facts of the kind, such as the words that pulled a wrong skill up.
+    """
+
+    eval: str
+    skill: str | None = None
+    side: str = "with_skill"
+    repeat: int = 0
+    status: RowStatus
+    picked: tuple[str, ...] = ()
+    steps: int = 0
+    verdicts: tuple[CheckVerdict, ...] = ()
+    tokens: int = 0
+    estimated: bool = False
+    cost: float | None = None
+    duration_ms: int = 0
+    error: tuple[str, str] | None = None
+    folder: str = ""
+    facts: dict[str, Any] = {}
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells the row apart within its iteration."""
+        return self.eval, self.side, self.repeat
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Share of the verdicts that are passed among those that were judged; without any, 1 or 0 by the status, or None."""
+        judged = [verdict.passed for verdict in self.verdicts if verdict.passed is not None]
+        if judged:
+            return sum(judged) / len(judged)
+        return float(self.status == "passed") if self.status in {"passed", "failed"} else None
+
+
+class EvalPlan(EvalForm):
+    """What an iteration runs, so that the same can be gone on with, and be told later.
+
+    `digests` has the tree digest of every skill in view by full id, those of a further side after its name and a colon;
+    `evals` a digest of every evaluation by id. `total` counts the rows.
+    """
+
+    kind: EvalKind
+    bundle: str
+    consumer: str
+    model: str = ""
+    judge: str = ""
+    executor: str = ""
+    sides: tuple[str, ...] = ("with_skill",)
+    repeat: int | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    max_steps: int | None = None
+    max_tokens: int | None = None
+    prompt_digest: str = ""
+    digests: dict[str, str] = {}
+    evals: dict[str, str] = {}
+    total: int = 0
+    kdskills: str = ""
+    started: str = ""
+
+    def differs(self, plan: EvalPlan) -> tuple[str, ...]:
+        """Return the names of what another plan says differently; when it was begun does not count."""
+        names = type(self).model_fields.keys() - {"started"}
+        return tuple(sorted(name for name in names if getattr(self, name) != getattr(plan, name)))
+
+
+class Iteration(EvalForm):
+    """One iteration, read back."""
+
+    folder: str
+    plan: EvalPlan
+    rows: tuple[RowResult, ...] = ()
+
+    def by_side(self) -> dict[str, list[RowResult]]:
+        """Return the rows of each side by its name."""
+        return {name: [row for row in self.rows if row.side == name] for name in self.plan.sides}
+
+    @property
+    def missing(self) -> int:
+        """Rows that did not end yet."""
+        return max(self.plan.total - len(self.rows), 0)
+
+
+def slug_of(text: str) -> str:
+    """Return a file name of small letters, digits and dashes that resembles *text*."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower())[:MAX_SLUG].strip("-") or "row"
+
+
+def slugs_of(names: Iterable[str]) -> dict[str, str]:
+    """Return a slug for each of *names*, all of them different, whatever stands in the names."""
+    slugs: dict[str, str] = {}
+    numbers: Counter[str] = Counter()
+    for name in names:
+        base = slug = slug_of(name)
+        while slug in slugs.values():
+            numbers[base] += 1
+            slug = f"{base}-{numbers[base] + 1}"
+        slugs[name] = slug
+    return slugs
+
+
+def workspace_of(bundle: Path) -> Path:
+    """Return where the iterations of a bundle lie unless somebody says otherwise: beside it."""
+    return bundle.parent / f"{bundle.name}-workspace"
+
+
+class IterationFolder:
+    """An iteration that rows are added to. `rows` are those that ended, by key."""
+
+    def __init__(self, folder: Path, plan: EvalPlan, rows: Iterable[RowResult] = ()) -> None:
+        self.folder, self.plan = folder, plan
+        self.rows = {row.key: row for row in rows}
+        self._slugs = slugs_of(plan.evals)
+
+    def settled(self, key: tuple[str, str, int]) -> bool:
+        """Whether a row has ended and need not be run again."""
+        return key in self.rows and self.rows[key].status != "error"
+
+    def name_of(self, key: tuple[str, str, int]) -> str:
+        """Return the folder of a row, relative to the iteration; further repetitions have a number."""
+        eval_id, variant, repeat = key
+        number = f"--{repeat + 1}" if repeat else ""  # no slug has two dashes
+        return f"eval-{self._slugs[eval_id]}{number}/{variant}"
+
+    @contextmanager
+    def row_folder(self, key: tuple[str, str, int]) -> Iterator[Path]:
+        """Give an empty folder to fill, which becomes that of the row when that succeeds."""
+        final = self.folder / self.name_of(key)
+        make_folder(final.parent)
+        with new_tree(final) as work:
+            yield work
+            if final.is_symlink():
+                final.unlink()
+            elif final.exists():  # of a run that was killed before its line was written, or that was an error
+                shutil.rmtree(final)
+
+    def add(self, row: RowResult) -> None:
+        """Append the line of a row that ended; it is on disk when this returns."""
+        text = json.dumps(row.model_dump(mode="json"))
+        with open_private(self.folder / ROWS, "ab") as stream:
+            stream.write(text.encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        self.rows[row.key] = row
+
+    def close(self, figures: Callable[[Iteration], dict[str, Any]]) -> Iteration:
+        """Write the figures of the rows so far, and return the iteration."""
+        iteration = Iteration(folder=str(self.folder), plan=self.plan, rows=tuple(self.rows.values()))
+        write_json(self.folder / BENCHMARK, benchmark(iteration, figures(iteration)))
+        return iteration
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file in one step."""
+    replace_file(path, json.dumps(value, indent=2).encode() + b"\n")
+
+
+def write_row_files(folder: Path, row: RowResult) -> None:
+    """Write `timing.json` and `grading.json` of a row into its folder, in the published form."""
+    judged = [verdict for verdict in row.verdicts if verdict.passed is not None]
+    passed = sum(verdict.passed is True for verdict in judged)
+    summary: dict[str, Any] = {"passed": passed, "failed": len(judged) - passed, "total": len(judged)}
+    summary["pass_rate"] = row.pass_rate or 0.0
+    grading: dict[str, Any] = {
+        "assertion_results": [verdict.model_dump(include={"text", "passed", "evidence"}) for verdict in judged],
+        "summary": summary,
+        "kdskills": {
+            "status": row.status,
+            "ungraded": [verdict.text for verdict in row.verdicts if verdict.passed is None],
+        },
+    }
+    write_json(folder / "grading.json", grading)
+    write_json(folder / "timing.json", {"total_tokens": row.tokens, "duration_ms": row.duration_ms})
+
+
+def benchmark(iteration: Iteration, figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in `benchmark.json`: the published figures of each side, those of the kind, and what was run with what;
+    `models` are the names that providers gave themselves.
+    """
+    plan = iteration.plan
+    by_side = iteration.by_side()
+    summary: dict[str, Any] = {name: _figures(rows) for name, rows in by_side.items()}
+    if len(plan.sides) > 1:
+        first, second = (summary[name] for name in plan.sides[:2])
+        pairs = {name: (first[name]["mean"], second[name]["mean"]) for name in first}
+        summary["delta"] = {name: None if None in pair else round(pair[0] - pair[1], 4) for name, pair in pairs.items()}
+    counts = {name: dict(Counter(row.status for row in rows)) for name, rows in by_side.items()}
+    models = sorted({str(row.facts["model"]) for row in iteration.rows if row.facts.get("model")})
+    facts = {"models": models, "rows": counts, "missing": iteration.missing, "figures": dict(figures)}
+    return {"run_summary": summary, "kdskills": plan.model_dump(mode="json") | facts}
+
+
+def _figures(rows: Sequence[RowResult]) -> dict[str, dict[str, float | None]]:
+    """Return mean and standard deviation of the published figures; rows that are errors count for none."""
+    valid = [row for row in rows if row.status != "error"]
+    rates = [rate for row in valid if (rate := row.pass_rate) is not None]
+    figures = {"pass_rate": rates, "time_seconds": [row.duration_ms / 1000 for row in valid]}
+    return {
+        name: _spread(values) for name, values in (figures | {"tokens": [float(row.tokens) for row in valid]}).items()
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    middle, deviation = spread(values)
+    return {"mean": round(middle, 4) if values else None, "stddev": round(deviation, 4)}
+
+
+class EvalWorkspace:
+    """The folder that holds the iterations of a bundle."""
+
+    def __init__(self, folder: StrPath) -> None:
+        self.folder = path_argument(folder, "workspace")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the workspace, which one run at a time writes to. Raises EvalsRefused, `evals_running`."""
+        make_folder(self.folder, parents=0o755)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(self.folder / ".lock", wait=False))
+            except BlockingIOError:
+                message = f"another run of evaluations writes to {self.folder}: wait for it, or say --workspace"
+                raise EvalsRefused(message, code="evals_running", path=str(self.folder)) from None
+            yield
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the iterations that are there, in order."""
+        names = (_ITERATION.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(name[1]) for name in names if name)
+
+    def begin(self, plan: EvalPlan) -> IterationFolder:
+        """Make the next iteration."""
+        final = self.folder / f"iteration-{max(self.numbers(), default=0) + 1}"
+        with new_tree(final) as work:
+            write_private(work / PLAN, plan.model_dump_json(indent=2) + "\n")
+        return IterationFolder(final, plan)
+
+    def resume(self, plan: EvalPlan) -> IterationFolder:
+        """Return the newest iteration, if it runs the same. Raises EvalsRefused: `evals_none`, `evals_plan_changed`, `evals_invalid`."""
+        numbers = self.numbers()
+        if not numbers:
+            raise EvalsRefused(f"there is no iteration in {self.folder} to go on with", code="evals_none")
+        folder = self.folder / f"iteration-{numbers[-1]}"
+        iteration = read_iteration(folder)
+        different = iteration.plan.differs(plan)
+        if different:
+            message = f"{folder.name} was begun with another {', '.join(different)}: begin a new one without --resume"
+            raise EvalsRefused(message, code="evals_plan_changed", differs=list(different), path=str(folder))
+        for leftover in folder.glob("eval-*/.new-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        _cut_torn_line(folder / ROWS)
+        return IterationFolder(folder, iteration.plan, iteration.rows)
+
+
+def read_iteration(folder: StrPath) -> Iteration:
+    """Read an iteration back; a last line that was not written to its end is dropped, of two lines of a row the later counts.
+
+    Raises EvalsRefused: it is none, or a line of it cannot be understood.
+    """
+    path = path_argument(folder, "iteration")
+    try:
+        plan = EvalPlan.model_validate(json.loads(_read(path / PLAN)))
+        lines = _read(path / ROWS).split(b"\n")[:-1] if (path / ROWS).exists() else []
+        rows = [RowResult.model_validate(json.loads(line)) for line in lines]
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "holds what is none" if isinstance(error, ValidationError) else str(error)
+        raise EvalsRefused(f"{path} is no iteration that can be read: {reason}", path=str(path)) from error
+    return Iteration(folder=str(path), plan=plan, rows=tuple({row.key: row for row in rows}.values()))
+
+
+def _read(path: Path) -> bytes:
+    with open_private(path, "rb") as stream:
+        data: bytes = stream.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise ValueError(f"{path.name} has more than {MAX_FILE} bytes")
+    return data
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut a last line that has no end, so that the next one begins a line of its own."""
+    if not path.exists():
+        return
+    with open_private(path, "r+b") as stream:
+        stream.truncate(stream.read().rfind(b"\n") + 1)

@@ -1,0 +1,1 @@
+"""Skills from elsewhere: where they come from, what is locked and signed of them, and what is wrong with them."""

@@ -1,0 +1,124 @@
+"""Workspaces of evaluations on disk: names, torn lines, iterations that are none, and the published figures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdskills.evals.results import (
+    CheckVerdict,
+    EvalPlan,
+    EvalsRefused,
+    EvalWorkspace,
+    Iteration,
+    RowResult,
+    benchmark,
+    read_iteration,
+    slugs_of,
+    write_row_files,
+)
+
+PLAN = EvalPlan(
+    kind="run", bundle="b", consumer="c", sides=("with_skill", "without_skill"), evals={"a": "", "b": ""}, total=4
+)
+
+
+def row(name="a", side="with_skill", **facts):
+    """A row that passed."""
+    return RowResult(**{"eval": name, "side": side, "status": "passed"} | facts)
+
+
+@given(st.lists(st.text(max_size=80), unique=True))
+def test_slugs_are_safe_and_differ(names):
+    """Whatever stands in ids: small letters, digits and single dashes, no two alike, none empty."""
+    slugs = slugs_of(names)
+    assert len(set(slugs.values())) == len(names)
+    assert all(slug.strip("-") == slug and "--" not in slug for slug in slugs.values())
+    assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") and slug for slug in slugs.values())
+
+
+def test_a_torn_line_is_dropped_and_cut(tmp_path):
+    """A line that was not written to its end is no row; the next one stands on a line of its own."""
+    space = EvalWorkspace(tmp_path / "w")
+    with space.alone():
+        folder = space.begin(PLAN)
+        folder.add(row())
+        rows = folder.folder / "rows.jsonl"
+        rows.write_bytes(rows.read_bytes() + b'{"eval": "b", "sta')
+        assert [each.eval for each in read_iteration(folder.folder).rows] == ["a"]
+        again = space.resume(PLAN)
+        again.add(row("b"))
+    assert [each.eval for each in read_iteration(again.folder).rows] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "[" * 100_000, '{"kind": "run"}', "null", "\udcff", '{"kind": 1e999}']
+)
+def test_what_is_no_iteration_is_refused(tmp_path, content):
+    """A plan or line that is none is one clear refusal."""
+    (tmp_path / "plan.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(EvalsRefused):
+        read_iteration(tmp_path)
+    (tmp_path / "plan.json").write_text(PLAN.model_dump_json())
+    (tmp_path / "rows.jsonl").write_text(content + "\n", errors="surrogateescape")
+    with pytest.raises(EvalsRefused):
+        read_iteration(tmp_path)
+
+
+def test_the_later_line_of_a_row_counts(tmp_path):
+    """An error that was run again is what came of it then."""
+    space = EvalWorkspace(tmp_path)
+    with space.alone():
+        folder = space.begin(PLAN)
+        folder.add(row(status="error", error=("model_failed", "x")))
+        assert not folder.settled(("a", "with_skill", 0))
+        folder.add(row())
+    assert [each.status for each in read_iteration(folder.folder).rows] == ["passed"]
+
+
+def test_iterations_count_up(tmp_path):
+    """The next iteration has the next number, whatever lies beside them."""
+    (tmp_path / "iteration-9").mkdir()
+    (tmp_path / "iteration-10x").mkdir()
+    assert EvalWorkspace(tmp_path).begin(PLAN).folder.name == "iteration-10"
+
+
+def test_the_figures_are_the_published_ones():
+    """Mean and standard deviation of each side, and the difference; errors count for nothing."""
+    yes, no = CheckVerdict(text="t", passed=True), CheckVerdict(text="t", passed=False)
+    unjudged = CheckVerdict(text="t", passed=None)
+    rows = (
+        row(verdicts=(yes, yes), tokens=100, duration_ms=1000),
+        row("b", verdicts=(yes, no, unjudged), tokens=300, duration_ms=3000),
+        row(side="without_skill", verdicts=(no,), tokens=50, duration_ms=500),
+        row("b", side="without_skill", status="error", tokens=9999),
+    )
+    figures = benchmark(Iteration(folder="f", plan=PLAN, rows=rows), {})
+    assert figures["run_summary"] == {
+        "with_skill": {
+            "pass_rate": {"mean": 0.75, "stddev": 0.3536},
+            "time_seconds": {"mean": 2.0, "stddev": 1.4142},
+            "tokens": {"mean": 200, "stddev": 141.4214},
+        },
+        "without_skill": {
+            "pass_rate": {"mean": 0, "stddev": 0.0},
+            "time_seconds": {"mean": 0.5, "stddev": 0.0},
+            "tokens": {"mean": 50, "stddev": 0.0},
+        },
+        "delta": {"pass_rate": 0.75, "time_seconds": 1.5, "tokens": 150},
+    }
+    assert figures["kdskills"]["rows"]["without_skill"] == {"passed": 1, "error": 1}
+
+
+def test_the_files_of_a_row_are_the_published_ones(tmp_path):
+    """What nobody judged is no result, and is told beside them."""
+    verdicts = (CheckVerdict(text="t", passed=True, evidence="e"), CheckVerdict(text="u", passed=None))
+    write_row_files(tmp_path, row(verdicts=verdicts, tokens=7, duration_ms=9, status="ungraded"))
+    grading = json.loads((tmp_path / "grading.json").read_text())
+    assert grading["assertion_results"] == [{"text": "t", "passed": True, "evidence": "e"}]
+    assert grading["summary"] == {"passed": 1, "failed": 0, "total": 1, "pass_rate": 1.0}
+    assert grading["kdskills"] == {"status": "ungraded", "ungraded": ["u"]}
+    assert json.loads((tmp_path / "timing.json").read_text()) == {"total_tokens": 7, "duration_ms": 9}
