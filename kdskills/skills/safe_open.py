@@ -189,8 +189,9 @@ def open_file(root: str | Path, relative: str) -> Iterator[BufferedReader]:
 def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
     """List every file of the folder *below* a root, dot files too, ordered by the bytes of the path in that folder.
 
-    Folders appear only through their files; links are named, not followed, and lead to no folder but the root. Raises
-    FileRefused when a folder cannot be opened, or lies deeper than 64 folders (`too_deep`).
+    Folders appear only through their files; links are named, not followed, and lead to no folder but the root. What
+    goes while it is listed is not listed. Raises FileRefused when a folder cannot be opened, or lies deeper than 64
+    folders (`too_deep`).
     """
     entries: list[TreeEntry] = []
     parts = split_relative(below) if below else ()
@@ -229,7 +230,15 @@ def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry]) -
                     continue
                 target = os.readlink(entry.name, dir_fd=folder) if stat.S_ISLNK(facts.st_mode) else ""
             except OSError as error:
+                if (
+                    error.errno == errno.ENOENT
+                ):  # gone since it was listed, like what is written aside to replace a file
+                    continue
                 raise refused(error, path) from error
+            except FileRefused as error:
+                if error.code == "file_missing":
+                    continue
+                raise
             mode, regular = stat.S_IMODE(facts.st_mode), stat.S_ISREG(facts.st_mode)
             kind: EntryKind = "file" if regular else "link" if stat.S_ISLNK(facts.st_mode) else "other"
             tree_entries.append(TreeEntry(path, kind, facts.st_size if regular else 0, mode, target))

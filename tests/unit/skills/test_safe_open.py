@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kdskills.errors import FileRefused
+from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import (
     MAX_DEPTH,
     open_file,
@@ -213,3 +214,26 @@ def test_a_file_swapped_after_it_was_looked_at_is_still_refused(root, kind, code
     worker.join(5)
     os.close(parent)
     assert (worker.is_alive(), caught) == (False, [code])
+
+
+def test_a_tree_is_listed_while_others_replace_its_files(tmp_path):
+    """Files and folders that go between being named and being looked at are left out; the walk goes on."""
+    (tmp_path / "a.md").write_text("a")
+    (tmp_path / "z.md").write_text("z")
+    stopped = threading.Event()
+
+    def change() -> None:
+        while not stopped.is_set():
+            replace_file(tmp_path / "a.md", b"b")
+            (tmp_path / "folder").mkdir()
+            (tmp_path / "folder").rmdir()
+
+    writer = threading.Thread(target=change)
+    writer.start()
+    try:
+        for _ in range(1500):
+            listed = {entry.path for entry in walk_tree(tmp_path)}
+            assert "z.md" in listed
+    finally:
+        stopped.set()
+        writer.join()
