@@ -58,6 +58,8 @@ class Host(OperationCalls):
         settings: What the operator decides; read from files and variables when omitted.
         plugins: Further plugins, beside the shipped and installed ones.
         entry_points: Whether plugins of installed packages are loaded; the setting's word when omitted.
+        folder: A bundle that is project `local` of this Host, whatever settings and database have under that name.
+        python: Whether code of that bundle runs, as `load_bundle` says.
 
     Raises:
         SettingsInvalid: A settings file or variable is not understood.
@@ -66,9 +68,17 @@ class Host(OperationCalls):
     """
 
     def __init__(
-        self, settings: Settings | None = None, *, plugins: Sequence[object] = (), entry_points: bool | None = None
+        self,
+        settings: Settings | None = None,
+        *,
+        plugins: Sequence[object] = (),
+        entry_points: bool | None = None,
+        folder: Path | None = None,
+        python: PythonPolicy = "execute",
     ) -> None:
         self.settings = settings if settings is not None else Settings.load()
+        self.folder = folder
+        self._python = python
         installed = self.settings.entry_points if entry_points is None else entry_points
         self.plugins = plugin_manager(*plugins, entry_points=installed, blocked=self.settings.plugins_blocked)
         self.registers: Registers = collect(self.plugins)
@@ -262,6 +272,8 @@ class Host(OperationCalls):
 
     async def project_skills(self, project: str) -> ProjectSkills:
         """Return the skills of a project. Raises BundleError, and BadRequest, `no_bundle`, when it is not known."""
+        if self.folder is not None and project == LOCAL.project:
+            return await asyncio.to_thread(self._own_skills, self.folder)
         if self.storage.present:
             skills = await self.storage.projects.known_skills(project)
             if skills is not None:
@@ -276,7 +288,7 @@ class Host(OperationCalls):
         with self._bundle_lock:
             mark = descriptor_mark(path)
             if self._bundle_skills is None or self._bundle_skills[0] != mark:
-                bundle = self.bundle(path)
+                bundle = self.bundle(path, python=self._python)
                 self._bundle_skills = mark, ProjectSkills(bundle.name, self.subsystem(bundle), bundle.diagnostics)
             skills = self._bundle_skills[1]
         skills.subsystem.refresh()

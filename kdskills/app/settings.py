@@ -295,6 +295,10 @@ class Settings(BaseSettings):
         default=(),
         description="Names clients and proxies reach the service by, beside those of loopback, the host it listens on and its address; requests for others are refused.",
     )
+    console: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether the HTTP service has the console at /ui: `auto` only where it listens on loopback.",
+    )
     bus: BusSettings = Field(default_factory=BusSettings, description="The command bus: who may call, and how.")
     requests_per_minute: int = Field(
         default=1200, ge=0, description="Requests a token may make in a minute; 0 for no limit."

@@ -1,4 +1,4 @@
-"""Answers as JSON that every transport carries: names of files may hold bytes that are no text, JSON may not.
+"""Answers as JSON that every transport carries, and the status of HTTP that an error has: names of files may hold bytes that are no text, JSON may not.
 
 Half of a surrogate pair, as the system gives for such a byte, becomes U+FFFD. Light to import: the command line pays for it
 at every start.
@@ -8,8 +8,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Final
+
+from kdskills.errors import (
+    AuthorMustAct,
+    BadRequest,
+    CallRefused,
+    Conflict,
+    KdskillsError,
+    NotFound,
+    OperatorMustAct,
+    UserMustAct,
+)
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -48,3 +60,37 @@ def json_text(answer: BaseModel, *, indent: int | None = None) -> str:
 def json_facts(facts: object) -> str:
     """Return a JSON value as text on one line."""
     return json.dumps(as_text(facts), ensure_ascii=False)
+
+
+#: Codes whose status says more than their class does.
+STATUS: Final[Mapping[str, int]] = {
+    "body_too_large": 413,
+    "host_refused": 421,
+    "conflict": 409,
+    "internal_error": 500,
+    "method_not_allowed": 405,
+    "missing_extra": 501,
+    "rate_limited": 429,
+    "too_much_work": 429,
+    "storage_full": 507,
+    "unauthenticated": 401,
+    "unknown_operation": 404,
+    "unsupported_media_type": 415,
+}
+
+#: Classes, the most special first. What a caller or model must change is a 4xx, what the operator must mend a 503.
+BY_CLASS: Final[tuple[tuple[type[KdskillsError], int], ...]] = (
+    (NotFound, 404),
+    (Conflict, 409),
+    (CallRefused, 403),
+    (BadRequest, 400),
+    (UserMustAct, 403),
+    (AuthorMustAct, 422),
+    (OperatorMustAct, 503),
+)
+
+
+def status_of(error: KdskillsError) -> int:
+    """Return the status of HTTP that *error* is answered with."""
+    status = next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
+    return STATUS.get(error.code, status)

@@ -30,6 +30,7 @@ own_commands.command("worker")(programs.worker)
 
 doors_commands = typer.Typer()
 doors_commands.command("serve")(programs.serve)
+doors_commands.command("ui")(programs.ui)
 packages.env.command("shell")(programs.shell)
 commands.mcp.callback(invoke_without_command=True)(programs.mcp)
 commands.mcp.command("config")(programs.mcp_config)

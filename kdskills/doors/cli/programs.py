@@ -60,7 +60,7 @@ def bench(ctx: typer.Context, name: Annotated[str, typer.Argument(help="Benchmar
 
 
 #: The extra that brings what a door needs.
-EXTRAS: Final = {"serve": "service", "mcp": "mcp", "nats": "service"}
+EXTRAS: Final = {"serve": "service", "mcp": "mcp", "nats": "service", "ui": "service"}
 
 
 def door(name: str) -> Callable[..., Any]:
@@ -87,6 +87,20 @@ def serve(
         host = host_of(ctx)
         url = host.settings.bus.url if nats is None else nats
         door("serve")(host, listen=listen, no_auth=no_auth, nats=None if url is None else (door("nats"), url))
+
+
+def ui(
+    ctx: typer.Context,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")] = Path(),
+    listen: Annotated[
+        str, typer.Option("--listen", help="HOST:PORT on loopback; port 0 takes any that is free.")
+    ] = "127.0.0.1:0",
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the link, and open no browser.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Show a bundle's folder as pages in a browser, live, without a service: skills, why, prompts, turns, evaluations."""
+    with failing(as_json=False):
+        door("ui")(host_of(ctx), bundle, listen=listen, browser=not no_open, trust=trust)
 
 
 def mcp(

@@ -45,6 +45,10 @@ GROUP = "kdskills.mounts"
 """Entry points `path = "module:function"`; `function(host, authenticate, names)` returns a `Mounted`."""
 
 
+CONSOLE: Final = "ui"
+"""The path of the console, which the setting `console` keeps away."""
+
+
 class Mounted(Protocol):
     """An ASGI application with a life of its own."""
 
@@ -128,7 +132,9 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
         return identity
 
     names = answered_names(listen, host.settings.host_names)
-    mounted = {path: make(host, authenticate, names) for path, make in mounts().items()}
+    console = host.settings.console == "on" or (host.settings.console == "auto" and on_loopback(listen))
+    makers = {path: make for path, make in mounts().items() if path != CONSOLE or console}
+    mounted = {path: make(host, authenticate, names) for path, make in makers.items()}
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
@@ -166,6 +172,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
+        if path == CONSOLE:  # which has pages below its path
+            app.router.routes.append(Route(f"/{path}/{{page:path}}", mount, include_in_schema=False))
     return app
 
 

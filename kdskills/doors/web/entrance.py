@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, cast
@@ -24,48 +24,11 @@ from kdskills.app.authentication import RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import OPEN_SCOPES, Identity
 from kdskills.app.logs import REQUEST, in_request, number_of
-from kdskills.app.wire import as_text, json_text
+from kdskills.app.wire import as_text, json_text, status_of
 from kdskills.doors.web.events import Drain
-from kdskills.errors import (
-    AuthorMustAct,
-    BadRequest,
-    CallerMustAct,
-    CallRefused,
-    Conflict,
-    KdskillsError,
-    NotFound,
-    OperatorMustAct,
-    UserMustAct,
-)
+from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
 
 MEDIA_TYPE: Final = "application/problem+json"
-
-#: Codes whose status says more than their class does.
-STATUS: Final[Mapping[str, int]] = {
-    "body_too_large": 413,
-    "host_refused": 421,
-    "conflict": 409,
-    "internal_error": 500,
-    "method_not_allowed": 405,
-    "missing_extra": 501,
-    "rate_limited": 429,
-    "too_much_work": 429,
-    "storage_full": 507,
-    "unauthenticated": 401,
-    "unknown_operation": 404,
-    "unsupported_media_type": 415,
-}
-
-#: Classes, the most special first. What a caller or model must change is a 4xx, what the operator must mend a 503.
-BY_CLASS: Final[tuple[tuple[type[KdskillsError], int], ...]] = (
-    (NotFound, 404),
-    (Conflict, 409),
-    (CallRefused, 403),
-    (BadRequest, 400),
-    (UserMustAct, 403),
-    (AuthorMustAct, 422),
-    (OperatorMustAct, 503),
-)
 
 
 class Problem(BaseModel):
@@ -107,8 +70,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 
 def response_of(error: KdskillsError, request: Request) -> Response:
     """Answer with an error."""
-    status = next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
-    status = STATUS.get(error.code, status)
+    status = status_of(error)
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -146,6 +108,9 @@ class Accounted:
     drain: Drain
     mounted: frozenset[str]
 
+    def _is_mounted(self, path: str) -> bool:
+        return path in self.mounted or any(path.startswith(f"{top}/") for top in self.mounted)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
         if scope["type"] != "http":
@@ -169,7 +134,7 @@ class Accounted:
                     refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
                     refused.headers["Connection"] = "close"
                     await refused(scope, receive, marked)
-                elif path in HEALTH or (scope["method"] == "GET" and path in self.mounted):
+                elif path in HEALTH or (scope["method"] == "GET" and self._is_mounted(path)):
                     await self.app(scope, receive, marked)
                 else:
                     with self.drain.running():
