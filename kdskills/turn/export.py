@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from kdskills.prompts import CatalogEntry
-    from kdskills.search import EmbedderGuard, JoinedIndex, SearchHit, SearchIndex, SkillVectors
+    from kdskills.search import EmbedderGuard, JoinedIndex, Searcher, SearchHit, SearchIndex, SkillVectors
     from kdskills.sources import SourceKey, SourceResolver
 
 T = TypeVar("T")
@@ -210,6 +210,14 @@ class SubsystemState:
             codes = self.exported.codes(include_internal)
             refused |= {full_id: code for full_id, code in codes.items() if full_id not in usable}
         return KnownSkills(self.snapshot.skills, MappingProxyType(refused))
+
+    @cached_property
+    def searcher(self) -> Searcher:
+        """Searches all usable skills, whoever may use them: for people who are told of everything."""
+        from kdskills.search import Searcher
+
+        skills = self.snapshot.skills
+        return Searcher(self.search_index(), skills, list(skills), self.skill_vectors())
 
     @cached_property
     def fingerprint(self) -> str:

@@ -255,9 +255,11 @@ class SkillsSubsystem:
             self.refresh()
         state = self._current_state()
         query = query._replace(groups=query.groups & self.descriptor.groups)
+        # What filters say may be another thing each time, so they are asked; the view is made anew only when it is.
+        denied = self._denied(query.consumer, state.snapshot.skills)
         with self._lock:
             view = self._views.get(query) if parent is None else None
-            if view is not None and view.state is state:
+            if view is not None and view.state is state and view.rules.plugin_denied == denied:
                 self._views.move_to_end(query)
                 return view
         own_rules = self.descriptor.rules(query.consumer, query.groups, query.further)
@@ -267,11 +269,11 @@ class SkillsSubsystem:
             imports=max(policies, key=IMPORT_POLICIES.index),
             tools=query.tools,
             include_internal=query.include_internal,
-            plugin_denied=self._denied(query.consumer, state.snapshot.skills),
+            plugin_denied=denied,
             parent=None if parent is None else parent.rules,
         )
         view = build_view(state, rules)
-        if self.filters or parent is not None:  # what filters and parents say may be another thing the next time
+        if parent is not None:  # what its rules say is no part of the question
             return view
         with self._lock:
             if self._state is state:
@@ -465,13 +467,18 @@ class SkillsOverlay(SkillsSubsystem):
         state = self._state_over(over.state)
         if state is over.state:
             return over
-        with self._lock:
-            view = self._views.get(query)
-        if view is not None and view.over is over and view.state is state:
-            return view
         added = state.over[1].skills if state.over else EMPTY
         denied = self._denied(query.consumer, added)
         rules = replace(over.rules, plugin_denied={**over.rules.plugin_denied, **denied}) if denied else over.rules
+        with self._lock:
+            view = self._views.get(query)
+        if (
+            view is not None
+            and view.over is over
+            and view.state is state
+            and view.rules.plugin_denied == rules.plugin_denied
+        ):
+            return view
         view = extended_view(over, state, rules, added)
         with self._lock:
             if self._state is state and parent is None:

@@ -246,7 +246,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 LATER = {
     "search": 1_500,
     "doors": 340,
-    "app": 3_500,
+    "app": 13_000,
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_700,
@@ -272,11 +272,11 @@ LATER = {
 """Lines that what was built after the measures were set may have."""
 
 LIMITS = {
-    "lines": 60_000 + sum(LATER.values()),
+    "lines": 90_500 + sum(LATER.values()),
     "remote": 9_000,
     "jobs": 6_000,
-    "app": 8_000 + LATER["app"],
-    "files": 325,
+    "app": 13_000 + LATER["app"],
+    "files": 332,
     "empty": 1,
     "shared": 12,
     "single": 14,

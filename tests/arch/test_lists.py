@@ -9,7 +9,6 @@ from kdskills.app import Host, Settings
 from kdskills.app.operations import OPERATIONS
 
 WHOLE = {
-    "skills.list": "what one consumer may use: a catalog is read as a whole",
     "plugins": "what is installed beside this program",
     "mcp.published": "what one server shows: as long as its catalog",
 }

@@ -112,6 +112,7 @@ _ROWS: Final = (
     _supply("skills.outdated", "Tell which skills are newer at their sources.", "supply:outdated", reads=True),
     _supply("skills.sync", "Make a bundle's skills those of its lock.", "supply:sync"),
     _look("skills.list", "List skills as a consumer sees them.", "showing:list_skills", _VIEW, profile="skills"),
+    _look("skills.matrix", "Show what each consumer may do with each skill.", "matrix:matrix", _VIEW),
     _look("skills.search", "Find the skills that fit a task.", "showing:search", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
     _look(

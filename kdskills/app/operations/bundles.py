@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -97,3 +98,19 @@ def demo_consumers(demo: Cassette | None) -> tuple[str, ...]:
         return ()
     role = demo.expect.get("answer_role")
     return tuple(dict.fromkeys((*(reply.role for reply in demo.replies), *((role,) if isinstance(role, str) else ()))))
+
+
+def recorded_consumers(folder: Path | None) -> tuple[str, ...]:
+    """Return the consumers that the recording of the bundle in *folder* was made with; read again when it changes."""
+    if folder is None:
+        return ()
+    try:
+        status = (folder / "demo.yaml").lstat()
+    except (OSError, ValueError):
+        return ()
+    return _recorded_consumers(folder, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _recorded_consumers(folder: Path, *_stamp: int) -> tuple[str, ...]:
+    return demo_consumers(demo_of(folder))

@@ -37,6 +37,7 @@ Right = Literal["view", "machine", "program"]
 HOST_WORDS: Final[Mapping[str, Right]] = MappingProxyType(
     {
         "consumer": "view",
+        "consumers": "view",
         "tools": "view",
         "roles": "view",
         "include_internal": "view",
@@ -75,7 +76,7 @@ def require_own_words(operation: Operation, arguments: BaseModel, identity: Iden
     What an argument is by itself may be said, and so may a caller's own agent, and who starts skills by its token.
     """
     rights: dict[Right, bool] = {"view": identity.sees_all, "machine": identity.local, "program": identity.account}
-    caller_values = {"consumer": identity.agent, "by": identity.starter}
+    caller_values = {"consumer": identity.agent, "consumers": (identity.agent,), "by": identity.starter}
     for name, right in host_words(operation).items():
         value = getattr(arguments, name)
         usual = type(arguments).model_fields[name].get_default(call_default_factory=True)

@@ -26,6 +26,7 @@ from kdskills.app.operations.conversation import (
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
+from kdskills.app.operations.matrix import MatrixOutput
 from kdskills.app.operations.projects import (
     DeletedOut,
     PieceOut,
@@ -88,6 +89,10 @@ class OperationCalls:
     async def call(
         self, operation: Literal["skills.list"], *, emit: Emit | None = None, **arguments: Any
     ) -> ListOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.matrix"], *, emit: Emit | None = None, **arguments: Any
+    ) -> MatrixOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.search"], *, emit: Emit | None = None, **arguments: Any
@@ -354,6 +359,8 @@ class OperationCalls:
     ) -> SupplyOutput: ...
     @overload
     def run(self, operation: Literal["skills.list"], **arguments: Any) -> ListOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.matrix"], **arguments: Any) -> MatrixOutput: ...
     @overload
     def run(self, operation: Literal["skills.search"], **arguments: Any) -> SearchOutput: ...
     @overload

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 from pydantic import Field
 
 from kdskills.app.operations.bundles import demo_consumers, demo_of, visible_skills
-from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.models import (
+    MAX_PAGE,
+    Finding,
+    Input,
+    Output,
+    PageOutput,
+    decode_cursor,
+    encode_cursor,
+)
 from kdskills.bundle.descriptor import DECISION
 from kdskills.bundle.lock_file import lock_of
 from kdskills.environments.script_report import ImageContent, SkillScripts
@@ -41,6 +49,9 @@ MAX_TEXT: Final = 1024 * 1024
 
 MAX_FILTER: Final = 4000
 """Characters the words of a filter may have."""
+
+MOST_TOKENS: Final = 10**15
+"""More than any body has."""
 
 FORM = (
     "`prompt`, what a solver sends; or a catalog alone: `gallery`, `xml` or `json`. None means the prompt of a bundle "
@@ -100,23 +111,43 @@ class NarrowedViewInput(ViewInput):
     )
     state: State | None = Field(None, description="Only skills in this state.")
     sources: bool = Field(default=False, description="Tell where skills came from, by the lock of a bundle's folder.")
+    limit: int | None = Field(None, ge=1, le=MAX_PAGE, description="How many at most; none means all.")
+    cursor: str | None = Field(
+        None,
+        max_length=2048,
+        description="`next_cursor` of the page before, of the same order; none means the first page.",
+    )
+
+    def _place(self, row: SkillRow) -> tuple[str, str]:
+        """Return what a row is sorted by, all of it as text, so that it goes into a cursor as it is."""
+        keys: dict[str, Callable[[SkillRow], str]] = {
+            "id": lambda row: "",
+            "name": lambda row: row.name.casefold().encode("utf-8", "surrogatepass").hex(),
+            "state": lambda row: str(get_args(State).index(row.state)),
+            "tokens": lambda row: f"{MOST_TOKENS - row.tokens:016}",
+        }
+        return keys[self.sort](row), row.full_id
+
+    def page(self, rows: list[SkillRow]) -> tuple[list[SkillRow], str | None]:
+        """Return a page of *rows*, which are `chosen`, and the cursor of the page after it. Raises BadRequest."""
+        if self.cursor is not None:
+            sort, *place = decode_cursor(self.cursor, str, str, str)
+            if sort != self.sort:
+                problem = f"is of a list in another order, by {sort}"
+                raise BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
+            rows = [row for row in rows if self._place(row) > tuple(place)]
+        page = rows[: self.limit]
+        return page, encode_cursor(self.sort, *self._place(page[-1])) if len(page) < len(rows) else None
 
     def chosen(self, rows: Iterable[SkillRow]) -> list[SkillRow]:
         """Return those of *rows* that are asked for, in the order asked for."""
         words = set(self.filter.casefold().split())
-        keys: dict[str, Callable[[SkillRow], Any]] = {
-            "id": lambda row: (),
-            "name": lambda row: row.name.casefold(),
-            "state": lambda row: get_args(State).index(row.state),
-            "tokens": lambda row: -row.tokens,
-        }
 
         def fits(row: SkillRow) -> bool:
             text = f"{row.full_id}\n{row.name}\n{row.description}".casefold()
             return self.state in {None, row.state} and all(word in text for word in words)
 
-        key = keys[self.sort]
-        return sorted(filter(fits, rows), key=lambda row: (key(row), row.full_id))
+        return sorted(filter(fits, rows), key=self._place)
 
 
 class SkillRow(Output):
@@ -144,9 +175,9 @@ class SkillRow(Output):
     lock: LockStanding | None = None
 
 
-class ListOutput(Output):
+class ListOutput(PageOutput):
     """Every skill there is, or those asked for, with what the consumer may do with each; `visible` are the ids of those it
-    may use, sorted.
+    may use, sorted. `total` counts those that are asked for, on all pages.
 
     Callers elsewhere are told of what they may use and of nothing else; administrators of everything.
     """
@@ -155,6 +186,7 @@ class ListOutput(Output):
     consumer: str | None
     skills: tuple[SkillRow, ...]
     visible: tuple[str, ...]
+    total: int
     diagnostics: tuple[Finding, ...] = ()
 
 
@@ -195,16 +227,19 @@ async def list_skills(bundles: BundleLoader, arguments: NarrowedViewInput, conte
     else:
         visible = visible_skills(view, context.identity)
         shown, rows = visible, [_row(view, skill, numbers, visible) for skill in visible.values()]
+    chosen = arguments.chosen(rows)
+    page, following = arguments.page(chosen)
+    page_ids = {row.full_id for row in page}
     if arguments.sources and arguments.bundle is not None and subsystem.bundle_root is not None:
         entries, folders = read_skills(lock_of(Path(subsystem.bundle_root))), subsystem.registry
-        rows = [_sourced(row, entries.get(row.full_id.replace(".", "/", 1)), folders.get(row.full_id)) for row in rows]
-    chosen = arguments.chosen(rows)
-    chosen_ids = {row.full_id for row in chosen}
+        page = [_sourced(row, entries.get(row.full_id.replace(".", "/", 1)), folders.get(row.full_id)) for row in page]
     return ListOutput.of(
         bundle=skills.name,
         consumer=arguments.consumer_of(context),
-        skills=chosen,
-        visible=tuple(full_id for full_id in shown if full_id in chosen_ids),
+        skills=page,
+        visible=tuple(full_id for full_id in shown if full_id in page_ids),
+        total=len(chosen),
+        next_cursor=following,
         diagnostics=tuple(findings),
     )
 

@@ -172,6 +172,9 @@ def skills(answer: Any) -> None:
         if row.source:
             resolved = f" at {row.resolved[:19]}" if row.resolved else ""
             out.print(f"{line(row.full_id)} {row.lock}: {line(row.source)}{line(resolved)}", soft_wrap=True)
+    if answer.next_cursor:
+        more = f"{len(answer.skills)} of {answer.total}; for the next: --cursor {line(answer.next_cursor)}"
+        out.print(more, soft_wrap=True)
     findings(answer.diagnostics)
 
 
