@@ -242,7 +242,8 @@ class WorkHead:
     """A task or job as its row tells it; a terminal head never changes.
 
     `home` is the host it is pinned to, None for work any host of the pool may take; `executor` is the worker that holds
-    it, or held it last; `started_at` is when its first program was started, whatever attempts follow.
+    it, or held it last; `started_at` is when its first program was started, whatever attempts follow. `repeat_of` is the task
+    or job it does again.
     """
 
     KIND: ClassVar[Kind]
@@ -262,6 +263,7 @@ class WorkHead:
     error_message: str | None = None
     cancel_at: datetime | None = None
     cancel_reason: str | None = None
+    repeat_of: str | None = None
 
     @property
     def scope(self) -> Scope:

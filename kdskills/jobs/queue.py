@@ -11,15 +11,16 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
-from kdskills.jobs.model import Kind, TaskHead
+from kdskills.jobs.model import TASKS, TERMINAL, Kind, TaskHead
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
@@ -228,10 +229,14 @@ class WorkQueue:
         runnable = table.c.home == self.host
         if self.pooled:
             runnable = runnable | (table.c.home.is_(None) & ~bound_elsewhere)
-        question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable)
+        question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable, ~self._drained())
         for front_kind in ("task", "job"):
             question = question.where(~self._in_front(kind, front_kind))
         return question.where(table.c.job_id.is_(None)) if kind == "task" else question
+
+    def _drained(self) -> sa.ColumnElement[bool]:
+        """Whether this host takes nothing new; what it began, steps of its jobs included, it sees through."""
+        return sa.exists().where(self.records.tables.hosts.c.host == self.host)
 
     def _in_front(self, kind: str, front_kind: str) -> sa.ColumnElement[bool]:
         """Return whether something of the same session runs, or came before and is not over."""
@@ -256,7 +261,8 @@ class WorkQueue:
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
         reach = table.c.host == self.host
         if self.pooled:
-            reach = reach | (table.c.home.is_(None) & table.c.host.not_in(self.roster.occupied()))
+            gone = table.c.host.not_in(self.roster.occupied())
+            reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
     def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
@@ -350,6 +356,7 @@ class Roster:
             link.execute(before.values(state="dead"))
             row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
             row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
+            row |= self._work.settings.model_dump(include={"slots", "services"}) | {"version": version("kdskills")[:40]}
             link.execute(table.insert().values(row))
 
         self._work.database.change(change)
@@ -382,13 +389,13 @@ class Roster:
 
         A worker that ended in order leaves its programs running, so its host is not free before the lease is over.
         """
-        leased = self._table.c.lease_until >= self._clock() - FENCE_US
+        leased = self._table.c.lease_until >= self.clock() - FENCE_US
         return sa.select(self._table.c.host).where(sa.or_(self._table.c.state == "live", leased))
 
     def _bury(self, link: sa.Connection, mine: str | None) -> list[str]:
         """As `bury`, in the transaction of *link*; one question when nobody died."""
         table = self._table
-        over = sa.func.coalesce(table.c.lease_until < self._clock() - FENCE_US, sa.false()).label("over")
+        over = sa.func.coalesce(table.c.lease_until < self.clock() - FENCE_US, sa.false()).label("over")
         living = sa.select(table.c.executor, table.c.host, table.c.slot, over).where(table.c.state == "live")
         dead = [
             row.executor
@@ -417,13 +424,104 @@ class Roster:
     def _lease(self) -> sa.ColumnElement[int] | None:
         if not self._work.pooled:
             return None
-        return self._clock() + round(self._work.settings.lease_s * 1_000_000)
+        return self.clock() + round(self._work.settings.lease_s * 1_000_000)
 
-    def _clock(self) -> sa.ColumnElement[int]:
+    def clock(self) -> sa.ColumnElement[int]:
         """Return the database's own time in microseconds: hosts' clocks differ."""
         if self._work.database.dialect == "postgresql":
             return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
         return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
+
+
+MAX_COUNTED: Final = 10_000
+"""Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
+HOUR_US: Final = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The workers and hosts of one database, what waits, and what is over; times are microseconds, by the clock `now`.
+
+    Attributes:
+        workers: Rows of the roster: those that live, and the last one of each host that has none.
+        hosts: Rows of hosts that take nothing new, by host.
+        running: How many tasks each executor has in hand, by executor and mode; jobs have the mode `job`.
+        waiting: Rows with `project`, `waiting` and `oldest`, the creation of what waits longest, of the `MAX_COUNTED` oldest.
+        counts: Tasks by state: those that are not over, and those that ended within the last hour; `MAX_COUNTED` at most.
+    """
+
+    now: int
+    workers: Sequence[sa.Row[Any]]
+    hosts: Mapping[str, sa.Row[Any]]
+    running: Mapping[tuple[str, str], int]
+    waiting: Sequence[sa.Row[Any]]
+    counts: Mapping[str, int]
+
+
+class Fleet:
+    """What an operator sees of all hosts, and tells them."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._tables = work.tables
+
+    def state(self, link: sa.Connection) -> FleetState:
+        """Return how the fleet stands; only indexes of what is not over, and of the last hour, are read."""
+        workers, hosts, tasks = self._tables.workers, self._tables.hosts, self._tables.tasks
+        now = int(link.execute(sa.select(self._work.roster.clock())).scalar_one())
+        running: dict[tuple[str, str], int] = {}
+        for kind, table in (("task", tasks), ("job", self._tables.jobs)):
+            mode = tasks.c.mode if kind == "task" else sa.literal("job")
+            in_hand = sa.select(table.c.executor, mode, sa.func.count()).where(in_states(table, _ACTIVE))
+            for executor, name, count in link.execute(in_hand.group_by(table.c.executor, mode)):
+                running[executor or "", name] = count
+        return FleetState(
+            now=now,
+            workers=link.execute(self._latest().order_by(workers.c.name, workers.c.host, workers.c.slot)).all(),
+            hosts={row.host: row for row in link.execute(hosts.select())},
+            running=running,
+            waiting=link.execute(self._waiting()).all(),
+            counts=self._counts(link, now - HOUR_US),
+        )
+
+    def _latest(self) -> sa.Select[Any]:
+        workers, later = self._tables.workers, self._tables.workers.alias()
+        newest = sa.select(sa.func.max(later.c.started_at)).where(later.c.host == workers.c.host).scalar_subquery()
+        lives = sa.exists().where(later.c.host == workers.c.host, later.c.state == "live")
+        return workers.select().where(sa.or_(workers.c.state == "live", (workers.c.started_at == newest) & ~lives))
+
+    def _waiting(self) -> sa.Select[Any]:
+        """Return the question for what waits by project, over the oldest of it; steps of jobs wait for their job's host."""
+        parts = []
+        for table in (self._tables.tasks, self._tables.jobs):
+            oldest = sa.select(table.c.tenant, table.c.project, table.c.created_at).where(in_states(table, ("queued",)))
+            parts.append(sa.select(oldest.order_by(table.c.created_at).limit(MAX_COUNTED).subquery()))
+        every = sa.union_all(*parts).subquery()
+        oldest_of = sa.func.min(every.c.created_at).label("oldest")
+        counted = sa.select(every.c.tenant, every.c.project, sa.func.count().label("waiting"), oldest_of)
+        return counted.group_by(every.c.tenant, every.c.project).order_by(oldest_of)
+
+    def _counts(self, link: sa.Connection, since: int) -> dict[str, int]:
+        table, counts = self._tables.tasks, dict[str, int]()
+        for status in (*_OPEN, *sorted(TERMINAL & TASKS.keys())):
+            rows = sa.select(table.c.status).where(in_states(table, (status,)))
+            rows = rows if status in _OPEN else rows.where(table.c.finished_at >= since)
+            few = rows.limit(MAX_COUNTED).subquery()
+            counts[status] = link.execute(sa.select(sa.func.count()).select_from(few)).scalar_one()
+        return counts
+
+    def drain(self, link: sa.Connection, host: str, author: str) -> bool:
+        """Let a host take nothing new, until `undrain`; False when it was so already."""
+        row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
+        new = upsert(link.dialect.name, self._tables.hosts).values(row).on_conflict_do_nothing()
+        return link.execute(new).rowcount > 0
+
+    def undrain(self, link: sa.Connection, host: str) -> bool:
+        """Let a host take work again; False when it was not drained."""
+        hosts = self._tables.hosts
+        changed = link.execute(hosts.delete().where(hosts.c.host == host)).rowcount > 0
+        self._work.queue.announce(link)
+        return changed
 
 
 def slot_file(state_dir: Path, slot: int) -> Path:

@@ -46,6 +46,7 @@ LISTINGS: Final = {
     "agent_status": ("tenant", "project", "agent", "status", "created_at", "id"),
     "project_status": ("tenant", "project", "status", "created_at", "id"),
     "of_session": ("tenant", "project", "session_id", "created_at", "id"),
+    "of_skill": ("tenant", "project", "skill_name", "created_at", "id"),
     "session": ("session_key", "status", "created_at", "id"),
     "held": ("executor", "status"),
     "status": ("status", "finished_at"),
@@ -83,7 +84,10 @@ class WorkTables:
             sa.Column("state", sa.String(8), nullable=False, index=True),
             *columns(time, "started_at", "beat_at", nullable=False),
             sa.Column("lease_until", time),  # by the database's clock; empty for a host that keeps its work for ever
+            sa.Column("version", sa.String(40)),
+            *columns(sa.Integer, "slots", "services"),
         )
+        self.hosts = self._drained_hosts()
         self.sessions = sa.Table(
             "kd_work_sessions",  # kd_sessions are the loaded skills of conversations, which may live in the same database
             self.metadata,
@@ -114,6 +118,16 @@ class WorkTables:
             sa.Column("value", sa.Text, nullable=False),
         )
 
+    def _drained_hosts(self) -> sa.Table:
+        """Return the table of hosts that take nothing new; a host as such is known by its workers."""
+        return sa.Table(
+            "kd_hosts",
+            self.metadata,
+            sa.Column("host", sa.String(80), primary_key=True),
+            sa.Column("drained_at", sa.BigInteger, nullable=False),
+            sa.Column("drained_by", sa.String(400), nullable=False),
+        )
+
     def _work(self, name: str, *more: sa.Column[Any]) -> sa.Table:
         """Return the table of tasks or of jobs: what both have, with their indexes, and *more* columns."""
         open_ = sa.text("status IN ('queued', 'starting', 'running')")
@@ -132,6 +146,8 @@ class WorkTables:
             sa.Column("created_at", sa.BigInteger, nullable=False),
             *columns(sa.BigInteger, "started_at", "finished_at", "cancel_at"),
             *columns(sa.Text, "error_message", "cancel_reason"),
+            sa.Column("skill_name", word_type(500)),
+            sa.Column("repeat_of", word_type(80)),
             *more,
             *(sa.Index(f"{name}_{end}", *of) for end, of in LISTINGS.items()),
             *(sa.Index(f"{name}_{end}", *of, **partial) for end, of in QUEUED.items()),
@@ -145,7 +161,8 @@ _OVER: Final = tuple(sorted(TERMINAL))
 class ListQuery:
     """Which rows a listing shows, the newest first; all states when no `status` is named.
 
-    `before` is time and id of the last head of the page before, `steps` tells whether tasks of jobs are shown.
+    `before` is time and id of the last head of the page before, `steps` tells whether tasks of jobs are shown, `skill_name` is
+    the full id of the skill they are of.
     """
 
     scope: Scope
@@ -155,6 +172,7 @@ class ListQuery:
     before: tuple[datetime, str] | None = None
     limit: int = 100
     session_id: str | None = None
+    skill_name: str | None = None
     steps: bool = True
 
 
@@ -209,7 +227,7 @@ class WorkRecords:
     def heads(self, link: sa.Connection, kind: type[Head], query_filter: ListQuery) -> list[Head]:
         """Return tasks, or jobs and their steps, the newest first."""
         table, scope = self.table(kind.KIND), query_filter.scope
-        wanted = {"session_id": query_filter.session_id, "job_id": query_filter.job_id}
+        wanted = {name: getattr(query_filter, name) for name in ("session_id", "job_id", "skill_name")}
         wanted |= {"tenant": scope.tenant, "project": scope.project}
         wanted["agent"] = None if query_filter.any_agent else scope.agent
         query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
@@ -327,9 +345,15 @@ def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[b
 
 
 def new_row(
-    item: str, spec: TaskSpec | JobSpec, session_key: str, *, body_hash: str, home: str | None
+    item: str,
+    spec: TaskSpec | JobSpec,
+    session_key: str,
+    *,
+    body_hash: str,
+    home: str | None,
+    repeat_of: str | None = None,
 ) -> dict[str, Any]:
-    """Return the row of a task or job that is queued now."""
+    """Return the row of a task or job that is queued now, which may be a repeat of another."""
     of_task = {"mode": spec.mode, "attempt": 0, "restarts": 0} if isinstance(spec, TaskSpec) else {}
     return {
         "id": item,
@@ -341,6 +365,8 @@ def new_row(
         "spec": spec.model_dump_json(),
         "home": home,
         "created_at": micros(utc_now()),
+        "skill_name": spec.placement.skill_name,
+        "repeat_of": repeat_of,
         **of_task,
     }
 

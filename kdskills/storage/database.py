@@ -292,7 +292,7 @@ def _begin_sqlite(link: sa.Connection) -> None:
         raise kind(words, None, error) from error
 
 
-HEADS: Final = {"service": "service_0002", "work": "work_0003"}
+HEADS: Final = {"service": "service_0002", "work": "work_0004"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"

@@ -239,6 +239,10 @@ SCENARIO = [
     Step("tokens.revoke", {"id": "$token"}),
     Step("tokens.revoke", {"id": "nothing"}),
     Step("tokens.list", {"project": "local"}),
+    Step("fleet.show", {}),
+    Step("fleet.drain", {"host": "nowhere"}),
+    Step("fleet.undrain", {"host": "nowhere"}),
+    Step("fleet.undrain", {}),
     Step("plugins", {}),
     Step("schemas.show", {"name": "tools"}),
     Step("skills.publish", {}),
@@ -355,6 +359,8 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return [row["project"] for row in value["projects"]]
     if name in {"skills.show", "skills.list"}:
         return without_paths(value)
+    if name == "fleet.show":
+        return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")
     return value

@@ -268,15 +268,16 @@ LATER = {
     "publish": 700,
     "lint": 900,
     "evals": 3_900,
+    "work operations": 1_100,
 }
 """Lines that what was built after the measures were set may have."""
 
 LIMITS = {
-    "lines": 90_500 + sum(LATER.values()),
+    "lines": 60_000 + sum(LATER.values()),
     "remote": 9_000,
-    "jobs": 6_000,
-    "app": 13_000 + LATER["app"],
-    "files": 332,
+    "jobs": 6_500,
+    "app": 8_000 + LATER["app"],
+    "files": 400,
     "empty": 1,
     "shared": 12,
     "single": 14,

@@ -60,6 +60,11 @@ HARMLESS = {
     ("allowed_tools", "tokens.create"): "never wider than the maker's",
     ("tools", "tokens.create"): "never wider than the maker's",
     ("person", "tokens.create"): "never wider than the maker's",
+    (
+        "host",
+        "fleet.drain",
+    ): "a machine of the roster, which its row alone opens nothing of; other projects' administrators are refused",
+    ("host", "fleet.undrain"): "as for fleet.drain",
 }
 ELSEWHERE = sorted(name for name, row in OPERATIONS.items() if not row.local)
 

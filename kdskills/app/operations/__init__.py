@@ -266,6 +266,20 @@ _ROWS: Final = (
         ("database_unavailable", "missing_extra"),
         local=True,
     ),
+    _operate(
+        "fleet.show",
+        "Show hosts, workers and what waits for them.",
+        "fleet:show_fleet",
+        ("database_unavailable", "missing_extra"),
+        reads=True,
+        ui_allowed=True,
+    ),
+    _operate(
+        "fleet.drain", "Let a host take nothing new.", "fleet:drain", ("not_yours_to_say", *_WORK), ui_allowed=True
+    ),
+    _operate(
+        "fleet.undrain", "Let a host take work again.", "fleet:undrain", ("not_yours_to_say", *_WORK), ui_allowed=True
+    ),
     _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
     _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),
     _start(

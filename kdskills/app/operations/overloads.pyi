@@ -25,6 +25,7 @@ from kdskills.app.operations.conversation import (
 )
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
+from kdskills.app.operations.fleet import DrainOutput, FleetOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
 from kdskills.app.operations.projects import (
@@ -275,6 +276,14 @@ class OperationCalls:
     ) -> UpgradeOut: ...
     @overload
     async def call(
+        self, operation: Literal["fleet.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> FleetOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["fleet.drain", "fleet.undrain"], *, emit: Emit | None = None, **arguments: Any
+    ) -> DrainOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["skills.activate"], *, emit: Emit | None = None, **arguments: Any
     ) -> ActivateOutput: ...
     @overload
@@ -457,6 +466,10 @@ class OperationCalls:
     def run(self, operation: Literal["tokens.revoke"], **arguments: Any) -> TokenOut: ...
     @overload
     def run(self, operation: Literal["db.upgrade"], **arguments: Any) -> UpgradeOut: ...
+    @overload
+    def run(self, operation: Literal["fleet.show"], **arguments: Any) -> FleetOutput: ...
+    @overload
+    def run(self, operation: Literal["fleet.drain", "fleet.undrain"], **arguments: Any) -> DrainOutput: ...
     @overload
     def run(self, operation: Literal["skills.activate"], **arguments: Any) -> ActivateOutput: ...
     @overload

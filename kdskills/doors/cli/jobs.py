@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kdskills.doors.cli.derived import Ask, Json, run
+from kdskills.doors.cli.commands import installation_commands
+from kdskills.doors.cli.derived import Ask, Json, Row, run
 from kdskills.doors.cli.output import (
     COLORS,
     EXIT_INTERRUPTED,
@@ -380,3 +381,45 @@ async def watch(ask: Ask, item: str, screen: Screen) -> str:
     if end.error_code:
         screen.say(f"{end.error_code}: {end.error_message or ''}".rstrip(": "), "red")
     return str(end.status)
+
+
+@Row(installation_commands, "fleet", "fleet.show")
+def fleet(answer: Any) -> None:
+    """Show hosts, their workers, and what waits for them."""
+    out = console()
+    listing = table("host", "worker", "state", "version", "heartbeat", "lease", "commands", "services", "jobs")
+    for host in answer.hosts:
+        for worker in host.workers:
+            state = f"{worker.state}, drained" if host.drained_at else worker.state
+            name = f"{line(host.name)} {line(host.host)}"
+            lease = "none" if worker.lease_left_s is None else f"{worker.lease_left_s:.0f} s"
+            places = [
+                f"{running} of {'?' if most is None else most}"
+                for running, most in ((worker.commands, worker.slots), (worker.running_services, worker.services))
+            ]
+            cells = (name, f"slot {worker.slot}, {worker.pid}", state, line(worker.version or "?"))
+            listing.add_row(*cells, f"{worker.beat_age_s:.0f} s ago", lease, *places, str(worker.jobs))
+    out.print(listing if answer.hosts else "no worker was ever here")
+    counts = ", ".join(f"{count} {status}" for status, count in answer.tasks.items())
+    out.print(f"tasks, those that are over of the last hour: {counts}", soft_wrap=True)
+    for row in answer.queue:
+        out.print(f"{line(row.project)}: {row.waiting} waiting, the oldest for {row.oldest_age_s:.0f} s")
+    elsewhere = answer.waiting - sum(row.waiting for row in answer.queue)
+    if elsewhere:
+        out.print(f"other projects: {elsewhere} waiting")
+
+
+@Row(installation_commands, "drain", "fleet.drain", positional=("host",))
+def drained(answer: Any) -> None:
+    """Let a host take nothing new; what it runs goes on to its end."""
+    words = "takes nothing new" if answer.changed else "took nothing new already"
+    console().print(
+        f"{line(answer.name)} ({line(answer.host)}) {words}; for work again: kdskills undrain {line(answer.host)}"
+    )
+
+
+@Row(installation_commands, "undrain", "fleet.undrain", positional=("host",))
+def undrained(answer: Any) -> None:
+    """Let a host that was drained take work again."""
+    words = "takes work again" if answer.changed else "was not drained"
+    console().print(f"{line(answer.name)} ({line(answer.host)}) {words}")

@@ -6,7 +6,7 @@ import pytest
 
 from kdskills.app.upkeep import NoWorker, Upkeep
 from kdskills.jobs.model import Scope, TaskHead
-from kdskills.jobs.queue import Capacity, Work, WorkQueue, hold_slot
+from kdskills.jobs.queue import Capacity, Fleet, Work, WorkQueue, hold_slot
 from kdskills.jobs.records import new_row
 from kdskills.storage.database import micros, utc_now
 
@@ -348,3 +348,42 @@ def test_a_long_line_has_many_heads(line):
     table = line.work.tables.tasks
     line.change(lambda link: link.execute(table.insert(), rows))
     assert line.claim(capacity=Capacity(8, 0, 0)) == [f"t{n}" for n in range(8)]
+
+
+def test_a_drained_host_takes_nothing_new_and_sees_through_what_it_began(line):
+    """What waits goes on waiting, alone or in a session; steps of a job that runs, and orphans of this host, are taken."""
+    fleet, host = Fleet(line.work), line.work.host
+    line.job("job", "s")
+    assert line.claim() == ["job"]
+    assert line.change(lambda link: fleet.drain(link, host, "ann")) is True
+    assert line.change(lambda link: fleet.drain(link, host, "bob")) is False
+    line.task("new")
+    line.job("later", "t")
+    line.task("step", "s", job_id="job", step=0, **{"try": 0})
+    line.worker("dead", host, state="dead")
+    line.task("orphan", "u", status="running", attempt=1, executor="dead", host=host)
+    for pooled in (False, True):
+        line.task(f"anybody's {pooled}", home=None)
+    assert sorted(line.claim(in_hand=("job",), pooled=True)) == ["orphan", "step"]
+    assert line.claim(in_hand=("job", "orphan", "step"), pooled=True) == []
+    assert line.change(lambda link: fleet.undrain(link, host)) is True
+    assert line.change(lambda link: fleet.undrain(link, host)) is False
+    assert sorted(line.claim(in_hand=("job", "orphan", "step"))) == ["later", "new"]
+
+
+def test_a_drained_host_takes_nothing_over(line):
+    """Work of a host that is gone waits for a host that is not drained."""
+    fleet = Fleet(line.work)
+    line.worker("far", "far", state="dead", lease_s=-60)
+    line.task("lost", again=True, status="running", attempt=1, executor="far", host="far", home=None)
+    line.change(lambda link: fleet.drain(link, line.work.host, "ann"))
+    assert line.claim(pooled=True) == []
+    line.change(lambda link: fleet.undrain(link, line.work.host))
+    assert line.claim(pooled=True) == ["lost"]
+
+
+def test_a_drained_host_does_not_drain_others(line):
+    """Each host has a word of its own."""
+    line.change(lambda link: Fleet(line.work).drain(link, "far", "ann"))
+    line.task("mine")
+    assert line.claim() == ["mine"]

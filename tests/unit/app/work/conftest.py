@@ -11,6 +11,7 @@ from kdskills import hooks
 from kdskills.app import Host, Settings
 from kdskills.execution import IsolationLevel
 from kdskills.execution.protocol import ProbeReport, ReapReport
+from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
 
 DESCRIPTOR = """
 CUSTOM_SKILLS_ROOT = "skills"
@@ -99,3 +100,10 @@ def make_host(tmp_path: Path, bundle: Path, engines: Engines):
         return Host(Settings(**chosen), plugins=(engines,), entry_points=False)
 
     return make
+
+
+@pytest.fixture
+def make_task() -> TaskSpec:
+    """A task that is submitted and never run."""
+    placement = Placement(engine="subprocess", skill_name="public.x", version_hash="0")
+    return TaskSpec(scope=Scope(), session_id=None, command=Command(argv=("/bin/true",)), placement=placement)
