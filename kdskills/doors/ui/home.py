@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute
 from kdskills.errors import KdskillsError
@@ -26,7 +26,7 @@ async def home(call: ConsoleCall) -> Response:
     }
     answers = await asyncio.gather(*(_part(call, name, **words) for name, words in asked.values()))
     parts = dict(zip(asked, answers, strict=True))
-    return call.page("home.html.j2", "Home", **parts)
+    return call.page("home.html.j2", "Home", **cast("Any", parts))
 
 
 async def health(call: ConsoleCall) -> Response:

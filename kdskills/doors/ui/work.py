@@ -12,7 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, form_text
 from kdskills.doors.ui.drawing import graph
-from kdskills.errors import KdskillsError, NotFound
+from kdskills.errors import BadRequest, KdskillsError, NotFound
 
 if TYPE_CHECKING:
     from fastapi.responses import Response
@@ -160,12 +160,24 @@ async def fleet(call: ConsoleCall) -> Response:
     return call.page("fleet.html.j2", "Hosts", answer=await call.ask("fleet.show"))
 
 
+async def drain(call: ConsoleCall) -> Response:
+    """Have a host take nothing new, or let it take work again."""
+    form = await call.form()
+    action = form_text(form, "action")
+    if action not in {"drain", "undrain"}:
+        raise BadRequest("a form of this page says what is to be done", errors=[{"path": "/action", "problem": "unknown"}])
+    answer = await call.ask(f"fleet.{action}", host=form_text(form, "host"))
+    words = "takes nothing new; what runs there goes on to its end" if answer.drained else "takes work again"
+    return call.redirect("/ui/work/hosts", f"{answer.name or answer.host} {words}.")
+
+
 ROUTES = (
     ConsoleRoute("/work", tasks),
     ConsoleRoute("/work/jobs", jobs),
     ConsoleRoute("/work/new", begin),
     ConsoleRoute("/work/new", start, "POST"),
     ConsoleRoute("/work/hosts", fleet),
+    ConsoleRoute("/work/hosts", drain, "POST"),
     ConsoleRoute("/work/tasks/{task}", task),
     ConsoleRoute("/work/tasks/{task}/log/{stream}", log),
     ConsoleRoute("/work/jobs/{job}", job),
