@@ -225,6 +225,65 @@ async def test_what_is_right_is_not_told(host: Host, tmp_path: Path, files: dict
     assert await findings(host, tmp_path) == []
 
 
+HINTED = [
+    ("A `scripts/turn.py` script would be helpful to store in the skill.", None),
+    ("Examples:\n\n- `references/finance.md` for schemas", None),
+    ("Create these files:\n\n1. `scripts/load.py`\n2. `assets/form.docx`", None),
+    ("Example output:\n\n```\nassets/report.html\n```", None),
+    ("Read `references/more.md` if present.", None),
+    ("Read `references/more.md` (optional).", None),
+    ("If `other` is installed, prefer its `scripts/check.py`.", None),
+    ("It must conform to `other`'s `references/form.json`.", None),
+    ("Load `references/form.md` of the `other` skill.", None),
+    ("The checkout must contain `scripts/train.py`.", None),
+    ("Obtain `assets/logo.png` from the user.", None),
+    ("There is no `references/faq.md`.", None),
+    ("Register it in `scripts/__init__.py`.", None),
+    ("See [the conventions](.notes/conventions.md).", None),
+    ("Work at the repository root.\n\n```bash\npython scripts/build.py\n```", None),
+    ("````markdown\n```bash\npython scripts/go.py\n```\n````", None),
+    ("```markdown\n# Title\n```bash\npython scripts/go.py\n```\n`references/x.md`\n```", None),
+    ("To create the chart, run `scripts/chart.py`.", "scripts/chart.py"),
+    ("Write the letter using `assets/letter.docx`.", "assets/letter.docx"),
+    ("For more examples, see:\n\n- `references/more.md`", "references/more.md"),
+    ("This skill's `references/rules.md` says more.", "references/rules.md"),
+    ("```run``` it.\n\nThen read `references/end.md`.", "references/end.md"),
+    ("```bash\n# draw\npython scripts/draw.py\n```\nRead on.", "scripts/draw.py"),
+    ("Do not guess; read `references/rules.md`.", "references/rules.md"),
+    ("`scripts/slow.py` may take minutes.", "scripts/slow.py"),
+]
+
+
+@pytest.mark.parametrize(("body", "path"), HINTED, ids=range(len(HINTED)))
+@pytest.mark.parametrize("there", [False, True])
+async def test_words_around_a_path_say_whose_it_is(
+    host: Host, tmp_path: Path, body: str, path: str | None, there: bool
+) -> None:
+    """What is an example, to be made, perhaps there, or of others is not told, whether the skill has such folders or not."""
+    folders = {f"skills/a/{name}/there.md": "" for name in ("scripts", "references", "assets")} if there else {}
+    if "repository root" in body and there:
+        return  # a skill with scripts of its own may run them from anywhere
+    write(tmp_path, {SKILL: skill(body=body), **folders})
+    told = [each for each in await findings(host, tmp_path) if each.code == "file_not_there"]
+    assert [each.ref for each in told] == ([path] if path else [])
+    assert all(each.severity == ("warning" if there else "info") for each in told)
+
+
+async def test_files_of_the_project_around_a_bundle_are_there(host: Host, tmp_path: Path) -> None:
+    """A path of a code span or command that lies in a folder above is the project's; nothing is looked for above a checkout."""
+    body = "Run `scripts/build.py`, then `$SKILL_DIR/scripts/build.py`."
+    bundle = tmp_path / "checkout" / "agents"
+    write(bundle, {SKILL: skill(body=body)})
+    (bundle.parent / "scripts").mkdir()
+    (bundle.parent / "scripts" / "build.py").write_text("")
+    told = [each.column for each in await findings(host, bundle) if each.ref]
+    assert told == [42]
+    (bundle.parent / "scripts").rename(tmp_path / "scripts")
+    assert [each.column for each in await findings(host, bundle) if each.ref] == [42]
+    (bundle.parent / ".git").mkdir()
+    assert [each.column for each in await findings(host, bundle) if each.ref] == [6]
+
+
 async def test_circles_are_told_at_an_import(host: Host, tmp_path: Path) -> None:
     """A circle of imports is told once, at the import that leads back."""
     for name, ref in (("a", "b"), ("b", "c"), ("c", "a")):
