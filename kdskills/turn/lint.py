@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -107,6 +107,10 @@ _AT_ROOT: Final = re.compile(
     r"\bgit clone\b",
     re.IGNORECASE,
 )
+_ODD: Final = re.compile(r"[<>{}*$|\\\x00-\x1f…\[\]]")
+_PARTS: Final = ("scripts/", "references/", "assets/", "](")
+"""What no line is without that names a file."""
+_ITEM_BEGINS: Final = frozenset(("", "-", "+", "|"))
 ABOVE: Final = 6
 """How many folders above a skill's a project's files are looked for."""
 _SCRIPT_WORDS: Final = """
@@ -131,26 +135,34 @@ def named_files(body: str) -> Iterator[NamedFile]:
 
     Strict about what is a name: placeholders, examples, what is to be written and what lies elsewhere are none.
     """
+    if not any(part in body for part in _PARTS):
+        return
     fences: list[tuple[str, str]] = []
     lead = ""
     for number, line in enumerate(body.split("\n"), 1):
-        mark = _FENCE.match(line)
+        mark = _FENCE.match(line) if "```" in line or "~~~" in line else None
         if mark and fences and not mark[2] and mark[1].startswith(fences[-1][0]):
             fences.pop()
         elif mark and (mark[2] or not fences):  # one in another is part of what is shown
             fences.append((mark[1], mark[2].lower()))
         elif not fences:
-            if line.strip() and not _ITEM.match(line):
+            if not (line[:1] in _ITEM_BEGINS or line.isspace() or _ITEM.match(line)):
                 lead = line if line.rstrip(" *_").endswith(":") else ""
-            prose, spans = _code_spans(line)
-            for link in _LINK.finditer(prose):
-                path = unquote(link[1].partition("#")[0].partition("?")[0]).removeprefix("./")
-                if not re.match(r"[a-zA-Z][\w+.-]*:|[/#.]", path) and _is_name(path):
-                    yield NamedFile(number, link.start(1) + 1, path, sure=True)
-            for start, text in spans:
-                yield from _paths(number, line, start, text, lead)
-        elif len(fences) == 1 and fences[0][1] in _SHELLS:
+            if any(part in line for part in _PARTS):
+                yield from _line_files(number, line, lead)
+        elif "/" in line and len(fences) == 1 and fences[0][1] in _SHELLS:
             yield from _paths(number, line, 0, line, lead)
+
+
+def _line_files(number: int, line: str, lead: str) -> Iterator[NamedFile]:
+    """Yield what a line of prose names."""
+    prose, spans = _code_spans(line) if "`" in line else (line, [])
+    for link in _LINK.finditer(prose):
+        path = unquote(link[1].partition("#")[0].partition("?")[0]).removeprefix("./")
+        if not re.match(r"[a-zA-Z][\w+.-]*:|[/#.]", path) and _is_name(path):
+            yield NamedFile(number, link.start(1) + 1, path, sure=True)
+    for start, text in spans:
+        yield from _paths(number, line, start, text, lead)
 
 
 def _paths(number: int, line: str, start: int, text: str, lead: str) -> Iterator[NamedFile]:
@@ -199,10 +211,15 @@ def _code_spans(line: str) -> tuple[str, list[tuple[int, str]]]:
 
 def _is_name(path: str) -> bool:
     """Whether *path* is one that can be looked for: of a usual suffix, within the folder, and no example."""
-    parts = PurePosixPath(path).parts
-    usual = PurePosixPath(path).suffix.lstrip(".").lower() in _SUFFIXES and parts[-1] != "__init__.py"
+    parts = path.split("/")
+    stem, _, suffix = parts[-1].rpartition(".")
     return (
-        usual and ".." not in parts and not re.search(r"[<>{}*$|\\\x00-\x1f…\[\]]", path) and not _EXAMPLE.search(path)
+        bool(stem)
+        and suffix.lower() in _SUFFIXES
+        and parts[-1] != "__init__.py"
+        and ".." not in parts
+        and not _ODD.search(path)
+        and not _EXAMPLE.search(path)
     )
 
 
@@ -248,6 +265,8 @@ class SkillLint:
         return WordLines("\n".join(self.text.split("\n")[: self.body_line]))
 
     def _read(self, name: str, limit: int) -> str:
+        if not os.path.lexists(self.folder / name):  # most skills have few of these files
+            return ""
         try:
             text = read_file(self.folder, name, limit=limit).data.decode("utf-8-sig", "replace")
         except FileRefused:

@@ -229,6 +229,7 @@ HINTED = [
     ("A `scripts/turn.py` script would be helpful to store in the skill.", None),
     ("Examples:\n\n- `references/finance.md` for schemas", None),
     ("Create these files:\n\n1. `scripts/load.py`\n2. `assets/form.docx`", None),
+    ("**Examples:**\n  \n* `references/finance.md` for schemas", None),
     ("Example output:\n\n```\nassets/report.html\n```", None),
     ("Read `references/more.md` if present.", None),
     ("Read `references/more.md` (optional).", None),
