@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -53,7 +53,7 @@ _OCCASION: Final = re.compile(
     re.IGNORECASE,
 )
 _ENGLISH: Final = re.compile(r"\b(?:the|and|of|to|for|with|in|from|by|an?|or)\b", re.IGNORECASE)
-_FENCE: Final = re.compile(r"[ >\t]{0,40}(`{3,}|~{3,})[ \t]*([\w+-]*)")
+_FENCE: Final = re.compile(r"[ >\t]{0,40}(`{3,}(?=[^`]*$)|~{3,})[ \t]*([\w+-]*)")
 _TICKS: Final = re.compile(r"(`+)")
 _LINK: Final = re.compile(r"\]\([ \t]{0,4}<?([^\s()<>]{1,300})>?[ \t)]")
 _PATH: Final = re.compile(
@@ -71,12 +71,48 @@ _EXAMPLE: Final = re.compile(
     re.IGNORECASE,
 )
 _SUPPOSED: Final = re.compile(
-    r"\b(?:e\.?g\b|for (?:example|instance)|examples?\b|such as|like\b|create|creat(?:es|ing)|add(?:s|ing)?\b|writ(?:e|es|ing)\b|"
-    r"sav(?:e|es|ing)\b|generat\w+|put\b|new\b|output\w*|produc\w+|if (?:present|available|there|it|they|any|the)\b|optional\w*|"
-    r"repo(?:sitory)?\b|project|checkout|codebase|workspace|would|could|may|might|missing|legacy|removed|deprecated|was|were|cp|mv|touch|"
-    r"mkdir|tee)\b|>|├|└|│",
+    r"\b(?:e\.?g\b|for (?:example|instance)|such as|like\b|if (?:present|available|there|it|they|any|the)\b|optional\w*|"
+    r"repo(?:sitory)?\b|project|checkout|codebase|workspace|would|could|may|might|missing|legacy|removed|deprecated|was|were|obtain|"
+    r"must (?:contain|have)\b|cp|mv|touch|mkdir|tee)\b|\b(?:not?|never|without|instead of)\b[^.;,:]{0,40}$|>|├|└|│",
     re.IGNORECASE,
 )
+"""What stands before a path that is an example, perhaps there, or of somebody else's folder."""
+_DOUBTED: Final = re.compile(
+    r"[^.;\n]{0,60}?\b(?:(?:would|could|might)\b|may (?:be|not|exist)\b|(?:if|when|where) (?:present|available|it exists|they exist|there)\b|"
+    r"optional\b|does(?:n['’]t| not) exist\b|(?:of|in|from) (?:the )?[`*]{0,3}(?!this\b|the\b|your\b)[\w-]{1,64}[`*]{0,3} skill\b)",
+    re.IGNORECASE,
+)
+"""What stands behind such a path."""
+_WRITTEN: Final = re.compile(
+    r"\b(?:examples?\b|creat\w+|add(?:s|ing)?\b|writ(?:e|es|ing|ten)\b|sav(?:e|es|ing)\b|generat\w+|put\b|new\b|output\w*|"
+    r"produc\w+|emit\w*|export\w*)",
+    re.IGNORECASE,
+)
+"""What stands before a path of a file that is to be made, unless the path is what does it."""
+_DIRECTED: Final = re.compile(
+    r"\b(?:runs?|running|execut\w+|read(?:ing)?|see|load(?:ing)?|consult|follow|invoke|call|via|us(?:e|es|ing)|python3?|bash|sh|node|uv run)"
+    r"[ \t]+(?:(?:the|script|file)[ \t]+)?[`*\[(\"']{0,6}$",
+    re.IGNORECASE,
+)
+_LEAD: Final = re.compile(
+    r"\b(?:examples?|outputs?|(?:creat|generat|writ|produc|add|sav)\w*[ \t]+(?:\w+[ \t]+){0,4}(?:files?|scripts?|folders?|structure|layout))\b[^.]{0,40}:\W{0,9}$",
+    re.IGNORECASE,
+)
+"""What introduces a list of such files."""
+_READ: Final = re.compile(r"\b(?:read|see|load|consult|refer)\b", re.IGNORECASE)
+_OTHERS: Final = re.compile(r"(?:\bits|(?<!this skill)(?<!the skill)['’]s)[ \t]+[`*\[(]{0,6}$", re.IGNORECASE)
+_ITEM: Final = re.compile(r"[ \t>]{0,40}(?:[-*+]|\d{1,3}[.)])[ \t]|[ \t]{2,}\S|\|")
+_AT_ROOT: Final = re.compile(
+    r"\b(?:repo(?:sitory)?|project|workspace|checkout|monorepo)(?:['’]s)? root\b|\broot of (?:the|your|this) (?:\w+ )?(?:repo|project|checkout|workspace)|"
+    r"\bgit clone\b",
+    re.IGNORECASE,
+)
+_ODD: Final = re.compile(r"[<>{}*$|\\\x00-\x1f…\[\]]")
+_PARTS: Final = ("scripts/", "references/", "assets/", "](")
+"""What no line is without that names a file."""
+_ITEM_BEGINS: Final = frozenset(("", "-", "+", "|"))
+ABOVE: Final = 6
+"""How many folders above a skill's a project's files are looked for."""
 _SCRIPT_WORDS: Final = """
 .rb .pl .php .ps1 .ts .lua .r .jl .zsh .fish .bat .cmd .groovy .tcl .vbs .awk .applescript
 """
@@ -97,31 +133,57 @@ class NamedFile(NamedTuple):
 def named_files(body: str) -> Iterator[NamedFile]:
     """Yield files of the skill that *body* names: targets of links, and paths in code spans and in commands.
 
-    Strict about what is a name: placeholders, examples and what is to be written are none.
+    Strict about what is a name: placeholders, examples, what is to be written and what lies elsewhere are none.
     """
-    fence: tuple[str, str] | None = None
+    if not any(part in body for part in _PARTS):
+        return
+    fences: list[tuple[str, str]] = []
+    lead = ""
     for number, line in enumerate(body.split("\n"), 1):
-        mark = _FENCE.match(line)
-        if mark and (fence is None or mark[1].startswith(fence[0])):
-            fence = None if fence else (mark[1], mark[2].lower())
-        elif fence is None:
-            prose, spans = _code_spans(line)
-            for link in _LINK.finditer(prose):
-                path = unquote(link[1].partition("#")[0].partition("?")[0]).removeprefix("./")
-                if not re.match(r"[a-zA-Z][\w+.-]*:|[/#]", path) and _is_name(path):
-                    yield NamedFile(number, link.start(1) + 1, path, sure=True)
-            for start, text in spans:
-                yield from _paths(number, line, start, text)
-        elif fence[1] in _SHELLS:
-            yield from _paths(number, line, 0, line)
+        mark = _FENCE.match(line) if "```" in line or "~~~" in line else None
+        if mark and fences and not mark[2] and mark[1].startswith(fences[-1][0]):
+            fences.pop()
+        elif mark and (mark[2] or not fences):  # one in another is part of what is shown
+            fences.append((mark[1], mark[2].lower()))
+        elif not fences:
+            if not (line[:1] in _ITEM_BEGINS or line.isspace() or _ITEM.match(line)):
+                lead = line if line.rstrip(" *_").endswith(":") else ""
+            if any(part in line for part in _PARTS):
+                yield from _line_files(number, line, lead)
+        elif "/" in line and len(fences) == 1 and fences[0][1] in _SHELLS:
+            yield from _paths(number, line, 0, line, lead)
 
 
-def _paths(number: int, line: str, start: int, text: str) -> Iterator[NamedFile]:
+def _line_files(number: int, line: str, lead: str) -> Iterator[NamedFile]:
+    """Yield what a line of prose names."""
+    prose, spans = _code_spans(line) if "`" in line else (line, [])
+    for link in _LINK.finditer(prose):
+        path = unquote(link[1].partition("#")[0].partition("?")[0]).removeprefix("./")
+        if not re.match(r"[a-zA-Z][\w+.-]*:|[/#.]", path) and _is_name(path):
+            yield NamedFile(number, link.start(1) + 1, path, sure=True)
+    for start, text in spans:
+        yield from _paths(number, line, start, text, lead)
+
+
+def _paths(number: int, line: str, start: int, text: str, lead: str) -> Iterator[NamedFile]:
+    """Yield the paths in *text*, which begins at *start* of a line; *lead* is what introduces its list or code."""
     for match in _PATH.finditer(text):
         own = match[1] not in {None, "./"}
-        before = line[: start + match.start()]
-        if _is_name(match[2]) and (own or not _SUPPOSED.search(before[-200:])):
+        first = start + match.start()
+        if _is_name(match[2]) and (
+            own or _is_meant(line[max(first - 200, 0) : first], line[start + match.end() :][:90], lead)
+        ):
             yield NamedFile(number, start + match.start(2) + 1, match[2], sure=own)
+
+
+def _is_meant(before: str, behind: str, lead: str) -> bool:
+    """Whether words around a path take it for a file that is in the skill's folder."""
+    if _SUPPOSED.search(before) or _DOUBTED.match(behind) or _OTHERS.search(before):
+        return False
+    if _DIRECTED.search(before):
+        return True
+    lead = lead[-200:]
+    return not (_WRITTEN.search(before) or (_LEAD.search(lead) and not _READ.search(lead)))
 
 
 def _code_spans(line: str) -> tuple[str, list[tuple[int, str]]]:
@@ -149,10 +211,15 @@ def _code_spans(line: str) -> tuple[str, list[tuple[int, str]]]:
 
 def _is_name(path: str) -> bool:
     """Whether *path* is one that can be looked for: of a usual suffix, within the folder, and no example."""
-    parts = PurePosixPath(path).parts
-    usual = PurePosixPath(path).suffix.lstrip(".").lower() in _SUFFIXES
+    parts = path.split("/")
+    stem, _, suffix = parts[-1].rpartition(".")
     return (
-        usual and ".." not in parts and not re.search(r"[<>{}*$|\\\x00-\x1f…\[\]]", path) and not _EXAMPLE.search(path)
+        bool(stem)
+        and suffix.lower() in _SUFFIXES
+        and parts[-1] != "__init__.py"
+        and ".." not in parts
+        and not _ODD.search(path)
+        and not _EXAMPLE.search(path)
     )
 
 
@@ -198,6 +265,8 @@ class SkillLint:
         return WordLines("\n".join(self.text.split("\n")[: self.body_line]))
 
     def _read(self, name: str, limit: int) -> str:
+        if not os.path.lexists(self.folder / name):  # most skills have few of these files
+            return ""
         try:
             text = read_file(self.folder, name, limit=limit).data.decode("utf-8-sig", "replace")
         except FileRefused:
@@ -255,15 +324,16 @@ class SkillLint:
 
     def missing_files(self) -> Iterator[Diagnostic]:
         """Yield files that the body names and that are not there."""
-        known_paths: set[str] = set()
+        seen: set[tuple[str, bool]] = set()
         for name in named_files(self.skill.body):
-            if name.path in known_paths or os.path.lexists(self.folder / name.path):
+            known = {(name.path, True), (name.path, name.sure)} & seen
+            seen.add((name.path, name.sure))
+            if known or os.path.lexists(self.folder / name.path):
                 continue
-            known_paths.add(name.path)
-            top, _, below = name.path.partition("/")
-            sure = name.sure or os.path.lexists(self.folder / top)
-            if not sure and top == "scripts" and "/" in below:  # of the project that is worked on
+            sure = name.sure or os.path.lexists(self.folder / name.path.partition("/")[0])
+            if not name.sure and self._is_of_project(name.path):
                 continue
+            seen.add((name.path, True))
             message = f"The body names {name.path}, which is not in the skill's folder."
             fix = f"Add {name.path}, or take it out of the body" + (
                 "." if sure else "; of a file elsewhere, say where it is."
@@ -271,6 +341,23 @@ class SkillLint:
             line = self.body_line + name.line
             severity: Severity = "warning" if sure else "info"
             yield Diagnostic("file_not_there", severity, message, self.file, line, name.column, ref=name.path, fix=fix)
+
+    @cached_property
+    def _begins_at_root(self) -> bool:
+        return bool(_AT_ROOT.search(self.skill.body))
+
+    def _is_of_project(self, path: str) -> bool:
+        """Whether a path that may be the skill's is rather one of the project that is worked on."""
+        top, _, below = path.partition("/")
+        absent = top == "scripts" and not os.path.lexists((self.folder / path).parent)
+        if absent and ("/" in below or self._begins_at_root):
+            return True
+        for folder in islice(self.folder.absolute().parents, ABOVE):
+            if os.path.lexists(folder / path):
+                return True
+            if os.path.lexists(folder / ".git"):
+                break
+        return False
 
     def _of_sources(self) -> Iterator[Diagnostic]:
         rows, findings = normalize_sources(self.skill.sources)

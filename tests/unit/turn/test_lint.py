@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,8 +186,25 @@ FAULTS = [
             'author: \'a "b"',
         )
     ),
-    Fault("root_missing", {RULES: "# root\ncustom_skills_root: elsewhere\n"}, RULES, 2),
-    Fault("body_long", {SKILL: skill(body="word " * 4_100)}, "a/SKILL.md", 5),
+    *(
+        Fault("root_missing", {RULES: f"# root\n{line}\n"}, RULES, 2)
+        for line in (
+            "custom_skills_root: elsewhere",
+            "CUSTOM_SKILLS_ROOT: elsewhere",
+            "custom_skills_root: skills/a/more",
+            "custom_skills_root: './none'",
+        )
+    ),
+    *(
+        Fault("body_long", {SKILL: skill(body=body)}, "a/SKILL.md", 5)
+        for body in (
+            "word " * 4_100,
+            "line\n" * 4_100,
+            "日本語" * 2_300,
+            "```\n" + "x " * 10_100 + "\n```",
+            "|a|b|\n" * 3_400,
+        )
+    ),
 ]
 
 
@@ -225,6 +245,66 @@ async def test_what_is_right_is_not_told(host: Host, tmp_path: Path, files: dict
     assert await findings(host, tmp_path) == []
 
 
+HINTED = [
+    ("A `scripts/turn.py` script would be helpful to store in the skill.", None),
+    ("Examples:\n\n- `references/finance.md` for schemas", None),
+    ("Create these files:\n\n1. `scripts/load.py`\n2. `assets/form.docx`", None),
+    ("**Examples:**\n  \n* `references/finance.md` for schemas", None),
+    ("Example output:\n\n```\nassets/report.html\n```", None),
+    ("Read `references/more.md` if present.", None),
+    ("Read `references/more.md` (optional).", None),
+    ("If `other` is installed, prefer its `scripts/check.py`.", None),
+    ("It must conform to `other`'s `references/form.json`.", None),
+    ("Load `references/form.md` of the `other` skill.", None),
+    ("The checkout must contain `scripts/train.py`.", None),
+    ("Obtain `assets/logo.png` from the user.", None),
+    ("There is no `references/faq.md`.", None),
+    ("Register it in `scripts/__init__.py`.", None),
+    ("See [the conventions](.notes/conventions.md).", None),
+    ("Work at the repository root.\n\n```bash\npython scripts/build.py\n```", None),
+    ("````markdown\n```bash\npython scripts/go.py\n```\n````", None),
+    ("```markdown\n# Title\n```bash\npython scripts/go.py\n```\n`references/x.md`\n```", None),
+    ("To create the chart, run `scripts/chart.py`.", "scripts/chart.py"),
+    ("Write the letter using `assets/letter.docx`.", "assets/letter.docx"),
+    ("For more examples, see:\n\n- `references/more.md`", "references/more.md"),
+    ("This skill's `references/rules.md` says more.", "references/rules.md"),
+    ("```run``` it.\n\nThen read `references/end.md`.", "references/end.md"),
+    ("```bash\n# draw\npython scripts/draw.py\n```\nRead on.", "scripts/draw.py"),
+    ("Do not guess; read `references/rules.md`.", "references/rules.md"),
+    ("`scripts/slow.py` may take minutes.", "scripts/slow.py"),
+]
+
+
+@pytest.mark.parametrize(("body", "path"), HINTED, ids=range(len(HINTED)))
+@pytest.mark.parametrize("there", [False, True])
+async def test_words_around_a_path_say_whose_it_is(
+    host: Host, tmp_path: Path, body: str, path: str | None, there: bool
+) -> None:
+    """What is an example, to be made, perhaps there, or of others is not told, whether the skill has such folders or not."""
+    folders = {f"skills/a/{name}/there.md": "" for name in ("scripts", "references", "assets")} if there else {}
+    if "repository root" in body and there:
+        return  # a skill with scripts of its own may run them from anywhere
+    write(tmp_path, {SKILL: skill(body=body), **folders})
+    told = [each for each in await findings(host, tmp_path) if each.code == "file_not_there"]
+    assert [each.ref for each in told] == ([path] if path else [])
+    assert all(each.severity == ("warning" if there else "info") for each in told)
+
+
+async def test_files_of_the_project_around_a_bundle_are_there(host: Host, tmp_path: Path) -> None:
+    """A path of a code span or command that lies in a folder above is the project's; nothing is looked for above a checkout."""
+    body = "Run `scripts/build.py`, then `$SKILL_DIR/scripts/build.py`."
+    bundle = tmp_path / "checkout" / "agents"
+    write(bundle, {SKILL: skill(body=body)})
+    (bundle.parent / "scripts").mkdir()
+    (bundle.parent / "scripts" / "build.py").write_text("")
+    told = [each.column for each in await findings(host, bundle) if each.ref]
+    assert told == [42]
+    (bundle.parent / "scripts").rename(tmp_path / "scripts")
+    assert [each.column for each in await findings(host, bundle) if each.ref] == [42]
+    (bundle.parent / ".git").mkdir()
+    assert [each.column for each in await findings(host, bundle) if each.ref] == [6]
+
+
 async def test_circles_are_told_at_an_import(host: Host, tmp_path: Path) -> None:
     """A circle of imports is told once, at the import that leads back."""
     for name, ref in (("a", "b"), ("b", "c"), ("c", "a")):
@@ -232,6 +312,28 @@ async def test_circles_are_told_at_an_import(host: Host, tmp_path: Path) -> None
     write(tmp_path, {SKILL: skill("import: [b]\n")})
     told = [each for each in await findings(host, tmp_path) if each.code == "import_cycle"]
     assert [(each.path, each.line) for each in told] == [("c/SKILL.md", 4)]
+
+
+@pytest.mark.parametrize("circle", ["a", "ab", "abc", "abcdef"])
+async def test_circles_of_any_length_are_told_once(host: Host, tmp_path: Path, circle: str) -> None:
+    """A skill that imports itself, two that import each other, and longer circles are one finding each."""
+    for name, ref in zip(circle, circle[1:] + circle[0], strict=True):
+        write(tmp_path, {f"skills/{name}/SKILL.md": GOOD.format(name, f"import: [{ref}]\n", f"Text of {name}.")})
+    write(tmp_path, {SKILL: skill(f"import: [{(circle[1:] + circle[0])[0]}]\n")})
+    told = [each for each in await findings(host, tmp_path) if each.code == "import_cycle"]
+    assert len(told) == 1
+    assert (told[0].line, bool(told[0].fix)) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["README.md", ".hidden/SKILL.md", "x/notes.md", "x/y/"])
+async def test_a_root_with_anything_but_skills_is_empty(host: Host, tmp_path: Path, name: str) -> None:
+    """Other files, hidden folders and empty ones are no skills."""
+    path = tmp_path / "skills" / name
+    (path if name.endswith("/") else path.parent).mkdir(parents=True)
+    if not name.endswith("/"):
+        path.write_text(GOOD.format("a", "", "Do it."))
+    (tmp_path / RULES).write_text("agents_config: {}\n")
+    assert [each.code for each in await findings(host, tmp_path)] == ["bundle_without_skills"]
 
 
 async def test_a_bundle_without_skills_is_told(host: Host, tmp_path: Path) -> None:
@@ -245,6 +347,36 @@ async def test_nothing_of_what_is_checked_runs(host: Host, tmp_path: Path) -> No
     """Tools of a bundle are read as text, even where skills name tools."""
     write(tmp_path, {"tools.py": f"open({str(tmp_path / 'ran')!r}, 'w')\n", "skills/a/tools.yaml": "- x.y\n"})
     assert [each.code for each in await findings(host, tmp_path)] == ["tool_not_known"]
+    assert not (tmp_path / "ran").exists()
+
+
+async def test_no_python_of_a_foreign_bundle_runs(host: Host, tmp_path: Path) -> None:
+    """Neither a descriptor in Python, nor tools, scripts, or what Python and its tools load by themselves."""
+    effect = f"open({str(tmp_path / 'ran')!r}, 'w')\n"
+    names = (
+        "skills_descriptor.py",
+        "tools.py",
+        "conftest.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "__init__.py",
+        "yaml.py",
+    )
+    bundle = tmp_path / "bundle"
+    write(bundle, dict.fromkeys(names, effect) | {"run.pth": f"import os; {effect}"})
+    (bundle / RULES).unlink()
+    write_more = {
+        "skills/a/scripts/go.py": effect,
+        "skills/a/scripts/__init__.py": effect,
+        "skills/a/tools.yaml": "- x.y\n",
+    }
+    for path, text in write_more.items():
+        (bundle / path).parent.mkdir(exist_ok=True)
+        (bundle / path).write_text(text)
+    command = [str(Path(sys.executable).parent / "kdskills"), "check", ".", "--format", "json"]
+    done = await asyncio.to_thread(subprocess.run, command, cwd=bundle, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    assert '"bundle_untrusted"' in done.stdout
     assert not (tmp_path / "ran").exists()
 
 
