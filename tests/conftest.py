@@ -349,6 +349,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(f"needs {service}: {reason}")
 
 
+@pytest.fixture(scope="session")
+def axe_source() -> str:
+    """The program of axe-core; tests that ask for it are marked `needs("browser")`."""
+    return axe_script().read_text(encoding="utf-8")
+
+
 class Bus:
     """A NATS server of a test's own, with JetStream kept in files: it can be stopped, killed and started again."""
 

@@ -54,8 +54,22 @@ PREFIX = "KDSKILLS_"
 #: Variables that are no settings: of programs in a sandbox, of servers of skills, of clients, of this repository's tests and scripts.
 OTHER_VARIABLES = frozenset(
     {
-        *("KDSKILLS_AXE_DIR", "KDSKILLS_CANARY", "KDSKILLS_CHAOS", "KDSKILLS_CODEX_DIR", "KDSKILLS_CONFORMANCE_LEAK", "KDSKILLS_MCP_DIR"),
-        *("KDSKILLS_REQUIRE", "KDSKILLS_RUN", "KDSKILLS_SCREENSHOTS", "KDSKILLS_SECOND_CHANCE", "KDSKILLS_SERVICES_DIR", "KDSKILLS_SKILL_DIR"),
+        *(
+            "KDSKILLS_AXE_DIR",
+            "KDSKILLS_CANARY",
+            "KDSKILLS_CHAOS",
+            "KDSKILLS_CODEX_DIR",
+            "KDSKILLS_CONFORMANCE_LEAK",
+            "KDSKILLS_MCP_DIR",
+        ),
+        *(
+            "KDSKILLS_REQUIRE",
+            "KDSKILLS_RUN",
+            "KDSKILLS_SCREENSHOTS",
+            "KDSKILLS_SECOND_CHANCE",
+            "KDSKILLS_SERVICES_DIR",
+            "KDSKILLS_SKILL_DIR",
+        ),
         *("KDSKILLS_SKILLS_CLIENT_DIR", "KDSKILLS_TEST_WORKERS", "KDSKILLS_TOKEN", "KDSKILLS_TURN_DIR"),
     }
 )

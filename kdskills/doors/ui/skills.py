@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute
@@ -79,8 +80,8 @@ async def _standing(call: ConsoleCall, ref: str) -> tuple[Any, Any]:
 
 
 async def _edges(call: ConsoleCall, facts: Any) -> dict[str, tuple[str, ...]]:
-    """Return what each skill of the closure imports, of those that can be shown."""
-    edges = {facts.full_id: tuple(facts.imports)}
+    """Return what each skill of the closure imports, of those that can be shown, by full ids."""
+    edges = {facts.full_id: _full_ids(facts, facts.closure)}
 
     async def imports(full_id: str) -> None:
         try:
@@ -88,10 +89,16 @@ async def _edges(call: ConsoleCall, facts: Any) -> dict[str, tuple[str, ...]]:
         except KdskillsError:
             edges[full_id] = ()
         else:
-            edges[full_id] = tuple(member.imports)
+            edges[full_id] = _full_ids(member, facts.closure)
 
     await asyncio.gather(*(imports(each) for each in facts.closure[:40] if each != facts.full_id))
     return edges
+
+
+def _full_ids(facts: Any, closure: Sequence[str]) -> tuple[str, ...]:
+    """Return the full ids of what a skill imports, which may be written as bare ids of its own namespace."""
+    own = facts.full_id.rpartition(".")[0]
+    return tuple(each if each in closure else f"{own}.{each}" for each in facts.imports)
 
 
 async def why(call: ConsoleCall) -> Response:

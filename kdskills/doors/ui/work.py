@@ -165,7 +165,9 @@ async def drain(call: ConsoleCall) -> Response:
     form = await call.form()
     action = form_text(form, "action")
     if action not in {"drain", "undrain"}:
-        raise BadRequest("a form of this page says what is to be done", errors=[{"path": "/action", "problem": "unknown"}])
+        raise BadRequest(
+            "a form of this page says what is to be done", errors=[{"path": "/action", "problem": "unknown"}]
+        )
     answer = await call.ask(f"fleet.{action}", host=form_text(form, "host"))
     words = "takes nothing new; what runs there goes on to its end" if answer.drained else "takes work again"
     return call.redirect("/ui/work/hosts", f"{answer.name or answer.host} {words}.")

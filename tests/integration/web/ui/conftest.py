@@ -54,7 +54,9 @@ def window(browser: Any) -> Iterator[Callable[..., Any]]:
     """
     contexts, watch = [], Watch()
 
-    def open_window(url: str, *, width: int = 1280, scheme: str = "light", scripts: bool = True, zoom: float = 1.0) -> Any:
+    def open_window(
+        url: str, *, width: int = 1280, scheme: str = "light", scripts: bool = True, zoom: float = 1.0
+    ) -> Any:
         context = browser.new_context(
             viewport={"width": int(width / zoom), "height": int(900 / zoom)},
             device_scale_factor=zoom,
@@ -114,7 +116,7 @@ class FolderConsole:
 def showing(folder: Path, state: Path) -> Iterator[FolderConsole]:
     """Run `kdskills ui` over *folder* until the block ends."""
     env = {**os.environ, "KDSKILLS_STATE_DIR": str(state), "KDSKILLS_INDEX_DIR": str(state / "index")}
-    words = [sys.executable, "-m", "kdskills", "ui", str(folder), "--no-open", "--trust"]
+    words = [str(Path(sys.executable).with_name("kdskills")), "ui", str(folder), "--no-open", "--trust"]
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
@@ -141,11 +143,14 @@ def show() -> Callable[..., contextlib.AbstractContextManager[FolderConsole]]:
     return showing
 
 
-def axe_findings(page: Any) -> list[str]:
+@pytest.fixture
+def judge(axe_source: str) -> Callable[[Any], list[str]]:
     """Return what axe-core finds serious or critical on a page."""
-    from tests.conftest import axe_script
+    return lambda page: _findings(page, axe_source)
 
-    page.evaluate(axe_script().read_text(encoding="utf-8"))
+
+def _findings(page: Any, axe_source: str) -> list[str]:
+    page.evaluate(axe_source)
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [
         f"{each['id']} ({each['impact']}): {node['target']} {node['failureSummary']}"
