@@ -267,7 +267,7 @@ LATER = {
     "verify": 950,
     "publish": 700,
     "lint": 900,
-    "evals": 3_900,
+    "evals": 4_200,
 }
 """Lines that what was built after the measures were set may have."""
 

@@ -146,6 +146,17 @@ _ROWS: Final = (
         input_source="evals:AddEvalInput",
     ),
     _local(
+        "evals.judge",
+        "Judge again what an iteration of evaluations kept.",
+        "evals:judge_evals",
+        (
+            *("path_missing", "evals_missing", "check_invalid", "evals_invalid", "evals_other_kind", "evals_running"),
+            *("evals_plan_changed", "evals_none", "engine_unavailable"),
+        ),
+        scope="work:run",
+        input_source="evals:JudgeInput",
+    ),
+    _local(
         "evals.report",
         "Report on an iteration of evaluations.",
         "evals:report_evals",

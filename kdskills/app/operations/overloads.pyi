@@ -118,7 +118,11 @@ class OperationCalls:
     ) -> AddEvalOutput: ...
     @overload
     async def call(
-        self, operation: Literal["evals.report", "evals.run"], *, emit: Emit | None = None, **arguments: Any
+        self,
+        operation: Literal["evals.judge", "evals.report", "evals.run"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
     ) -> EvalOutput: ...
     @overload
     async def call(
@@ -369,7 +373,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
     @overload
-    def run(self, operation: Literal["evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
+    def run(self, operation: Literal["evals.judge", "evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
     @overload
     def run(self, operation: Literal["skills.verify"], **arguments: Any) -> VerifyOutput: ...
     @overload
