@@ -1,6 +1,7 @@
 """Evaluations: does a model pick a skill, does the skill help, and what did a change break.
 
-`read` understands the files of a skill or bundle, `run` runs what they say and writes an iteration, `read_iteration` reads one back.
+`read` understands the files of a skill or bundle, `run` runs what they say and writes an iteration, `read_iteration` reads one back,
+`report` makes a page of it.
 `grade` says what checks and a judge make of an outcome, `judge` of all that an iteration kept, and `run_rows` holds scripts to the rows that `read_rows` understands.
 """
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from kdskills.evals.files import Eval, EvalSet, read
     from kdskills.evals.grading import CHECKS, Outcome, grade
     from kdskills.evals.rejudging import judge
+    from kdskills.evals.reports import report
     from kdskills.evals.results import Iteration, RowResult, read_iteration
     from kdskills.evals.retrieval import retrieval_figures
     from kdskills.evals.runs import EvalProgress, run
@@ -25,6 +27,7 @@ else:
             ".files": "Eval EvalSet read",
             ".grading": "CHECKS Outcome grade",
             ".rejudging": "judge",
+            ".reports": "report",
             ".results": "Iteration RowResult read_iteration",
             ".retrieval": "retrieval_figures",
             ".runs": "EvalProgress run",
@@ -45,6 +48,7 @@ __all__ = [
     "read",
     "read_iteration",
     "read_rows",
+    "report",
     "retrieval_figures",
     "run",
     "run_rows",

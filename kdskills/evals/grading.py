@@ -220,6 +220,15 @@ def exit_code(
     return bool(codes) and codes[-1] == code, f"exit codes: {', '.join(map(str, codes)) or 'none ran'}"
 
 
+def script_ran(
+    outcome: Outcome, script: Annotated[str, Field(min_length=1, description="its path, or the last parts of it")]
+) -> Sighting:
+    """The script ran to its end, whatever its exit code."""
+    paths = [path for path, _ in outcome.exits if path]
+    end = "/" + script.removeprefix("./").strip("/")
+    return any(f"/{path}".endswith(end) for path in paths), f"ran: {', '.join(paths) or 'none'}"
+
+
 async def command(
     outcome: Outcome,
     command: Annotated[
@@ -260,7 +269,7 @@ def max_tokens(outcome: Outcome, most: Annotated[int, Field(ge=0, description="t
 
 _SHIPPED: Final = (
     *(file_exists, json_valid, contains, regex, csv_rows, cites, no_unknown_citation, exit_code, command, skill_used),
-    *(tool_not_called, max_tokens),
+    *(script_ran, tool_not_called, max_tokens),
 )
 CHECKS: Final[CheckTable] = MappingProxyType({check.__name__: check for check in _SHIPPED})
 """The shipped checks by name."""

@@ -16,7 +16,7 @@ from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, NotFound
 from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
 from kdskills.evals.rejudging import judge
-from kdskills.evals.report import RowChange, Thresholds, changes, former_iteration, shortfalls, write_report
+from kdskills.evals.reports import RowChange, Thresholds, changes, former_iteration, report, shortfalls
 from kdskills.evals.results import Iteration, RowResult, read_iteration, slug_of
 from kdskills.evals.runs import EvalOptions, figures_of, run
 from kdskills.evals.scripts import read_rows, run_rows
@@ -143,7 +143,7 @@ def answer_of(
 ) -> EvalOutput:
     """Write the report of an iteration and return the answer about it; blocks."""
     plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
-    write_report(iteration, figures)
+    report(iteration, figures)
     below = shortfalls(iteration, figures, wanted, former)
     complete = not iteration.missing and all(row.status != "error" for row in iteration.rows)
     return EvalOutput.of(

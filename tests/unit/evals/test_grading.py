@@ -91,6 +91,8 @@ async def verdict(row: object, outputs: Path | None = None, **facts: object) -> 
         ({"cites": None}, {"cites": {"least": 2}}),
         ({"exit_code": 0}, {"exit_code": {"code": 0, "script": "scripts/a.py"}}),
         ({"exit_code": {"code": 3, "script": "scripts/a.py"}}, {"exit_code": {"script": "scripts/never.py"}}),
+        ({"script_ran": "a.py"}, {"script_ran": "b.py"}),
+        ({"script_ran": "./scripts/a.py"}, {"script_ran": "ts/a.py"}),
         ({"skill_used": "data.profile"}, {"skill_used": "data.chart"}),
         ({"tool_not_called": "react.write"}, {"tool_not_called": "exec.shell"}),
         ({"max_tokens": 100}, {"max_tokens": 99}),

@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from kdskills.errors import FileRefused, StrPath
 from kdskills.evals.figures import NOTHING, Share, confusion, share, spread
 from kdskills.evals.results import OUTPUTS, TRANSCRIPT, EvalForm, EvalsRefused, Iteration, RowResult, read_iteration
+from kdskills.evals.runs import figures_of
 from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import printable_path, read_file, walk_tree
 
@@ -182,8 +183,13 @@ def _xml(text: str) -> str:
     )
 
 
-def write_report(iteration: Iteration, figures: Mapping[str, Any]) -> Path:
-    """Write `report.html` and `junit.xml` into an iteration's folder, each in one step; returns the page's path."""
+def report(iteration: Iteration | StrPath, figures: Mapping[str, Any] | None = None) -> Path:
+    """Write `report.html` and `junit.xml` into an iteration's folder, each in one step; returns the page's path.
+
+    *figures* are those of `figures_of`, if somebody has them already. Raises EvalsRefused: the folder is no iteration.
+    """
+    iteration = iteration if isinstance(iteration, Iteration) else read_iteration(iteration)
+    figures = figures_of(iteration) if figures is None else figures
     folder = Path(iteration.folder)
     replace_file(folder / JUNIT, junit(iteration))
     replace_file(folder / REPORT, page(iteration, figures).encode("utf-8", "replace"))
