@@ -47,6 +47,8 @@ MATERIAL_CHARS: Final = 60_000
 MAX_JUDGED_FILES: Final = 100
 MIN_EVIDENCE: Final = 12
 """Characters of a quotation that is evidence; a shorter one must be a whole answer, file or path."""
+MIN_LETTERS: Final = 4
+"""Letters and digits that it must have among them."""
 MAX_COMMAND: Final = 64 * 1024
 MAX_TOLD: Final = 1_000
 """Characters of a verdict's text and of its evidence."""
@@ -498,8 +500,11 @@ class _Judging:
     def _weighed(self, assertion: str, answer: JudgeAnswer) -> CheckVerdict:
         """Return the judge's verdict; a yes whose evidence does not stand there is a no."""
         quote, passed, evidence = _flat(answer.evidence), answer.passed, answer.evidence
-        long_enough = len(quote) >= MIN_EVIDENCE
-        if passed and not any(quote and (quote == text or (long_enough and quote in text)) for text in self._quotable):
+        letters = sum(map(str.isalnum, quote))  # rulers, bullets and blanks stand everywhere, and show nothing
+        long_enough = len(quote) >= MIN_EVIDENCE and letters >= MIN_LETTERS
+        if passed and not any(
+            letters and (quote == text or (long_enough and quote in text)) for text in self._quotable
+        ):
             passed, evidence = False, f"evidence is not in the outputs: {evidence}"
         return verdict_of(assertion, passed, evidence, by=self._judge.name)
 

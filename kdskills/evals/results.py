@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import CallerMustAct, StrPath, path_argument
 from kdskills.evals.figures import spread
@@ -42,7 +42,7 @@ _ITERATION: Final = re.compile(r"iteration-([1-9][0-9]{0,5})")
 
 class EvalsRefused(CallerMustAct, code="evals_invalid"):
     """A workspace of evaluations cannot be used so: `evals_invalid`, `evals_running`, `evals_plan_changed`, `evals_none`,
-    `evals_other_kind`, or of a row `eval_changed`.
+    `evals_other_kind`, `workspace_inside`, or of a row `eval_changed`.
     """
 
 
@@ -131,7 +131,7 @@ class EvalPlan(EvalForm):
     judge: str = ""
     judged: str = ""
     executor: str = ""
-    sides: tuple[str, ...] = ("with_skill",)
+    sides: tuple[str, ...] = Field(("with_skill",), min_length=1)
     repeat: int | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -303,8 +303,12 @@ class EvalWorkspace:
         self.folder = path_argument(folder, "workspace")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the workspace, which one run at a time writes to. Raises EvalsRefused, `evals_running`."""
+    def alone(self, *folders: Path) -> Iterator[None]:
+        """Hold the workspace, which one run at a time writes to and lies in none of *folders*, bundles of skills.
+
+        Raises EvalsRefused, `evals_running` or as `outside`.
+        """
+        self.outside(*folders)
         make_folder(self.folder, parents=0o755)
         with ExitStack() as stack:
             try:
@@ -313,6 +317,14 @@ class EvalWorkspace:
                 message = f"another run of evaluations writes to {self.folder}: wait for it, or say --workspace"
                 raise EvalsRefused(message, code="evals_running", path=str(self.folder)) from None
             yield
+
+    def outside(self, *folders: Path) -> None:
+        """Raise EvalsRefused, `workspace_inside`, if the workspace, links followed, lies in one of *folders*; blocks."""
+        place = Path(os.path.realpath(self.folder))
+        inside = next((folder for folder in folders if place.is_relative_to(os.path.realpath(folder))), None)
+        if inside is not None:
+            message = f"the workspace {self.folder} lies in {inside}, whose skills would see results: say --workspace"
+            raise EvalsRefused(message, code="workspace_inside", path=str(self.folder))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the iterations that are there, in order."""
@@ -332,6 +344,8 @@ class EvalWorkspace:
         if not numbers:
             raise EvalsRefused(f"there is no iteration in {self.folder} to go on with", code="evals_none")
         folder = self.folder / f"iteration-{numbers[-1]}"
+        if folder.is_symlink():
+            raise EvalsRefused(f"{folder} is a link, and nothing is written behind it", path=str(folder))
         iteration = read_iteration(folder)
         different = iteration.plan.differs(plan)
         if different:

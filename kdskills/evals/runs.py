@@ -490,7 +490,7 @@ async def run(
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
-        stack.enter_context(space.alone())
+        stack.enter_context(space.alone(bundle.root))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-eval-"))
         sides = [EvalSide(WITH, bundle)]
         if against is not None or kind == "run":

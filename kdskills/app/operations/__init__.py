@@ -55,7 +55,7 @@ _EVALS: Final = (
         "descriptions_invalid",
         "bundle_untrusted",
     ),
-    *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "engine_unavailable"),
+    *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "workspace_inside", "engine_unavailable"),
 )
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 

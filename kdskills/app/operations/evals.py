@@ -153,7 +153,7 @@ def answer_of(
         ok=complete and not below,
         below=below,
         figures=figures,
-        changes=() if former is None else changes(former, iteration),
+        changes=() if former is None or former.plan.kind != plan.kind else changes(former, iteration),
         diagnostics=tuple(diagnostics),
     )
 

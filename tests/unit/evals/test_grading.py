@@ -322,7 +322,20 @@ async def test_only_quotations_are_evidence(evidence):
     """No text that does not stand in the answer, blanks aside, is evidence of anything."""
     model = ScriptedModel([judged(True, evidence)])
     (answer,) = await grade(Eval("e", "p", assertions=("a",)), Outcome(RESULT), judge=model)
-    assert answer.passed is (len(" ".join(evidence.split())) >= 12 and " ".join(evidence.split()) in ANSWER)
+    flat = " ".join(evidence.split())
+    assert answer.passed is (len(flat) >= 12 and sum(map(str.isalnum, flat)) >= 4 and flat in ANSWER)
+
+
+@pytest.mark.parametrize(
+    "quote", ["------------", "| --- | --- | --- |", "… … … … … … …", "\u0301" * 12, "1. ........ 2."]
+)
+async def test_rulers_and_marks_are_no_evidence(quote):
+    """Punctuation and marks that stand in the answer show nothing, not even where they are all of it."""
+    for text in (f"Delays\n{quote}\nNewark waits longest", quote.replace("1", "").replace("2", "")):
+        model = ScriptedModel([judged(True, quote if quote in text else text)])
+        result = RESULT.model_copy(update={"text": text})
+        (answer,) = await grade(Eval("e", "p", assertions=("a",)), Outcome(result), judge=model)
+        assert answer.passed is False
 
 
 async def test_short_outputs_are_evidence_as_a_whole():

@@ -247,8 +247,18 @@ def test_what_cannot_be_told_is_not_enough():
     assert len(shortfalls(nothing, figures_of(nothing), wanted, None)) == 2
 
 
+def test_only_what_is_alike_is_held_to_no_regression():
+    """An iteration of another kind, or with other sides, is no measure: it is said, and falls short."""
+    rows = [("a", "passed", "a.x")]
+    after, wanted = iteration(rows=rows), Thresholds(max_regression=1)
+    for before in (iteration(rows=rows, kind="run"), iteration(rows=rows, sides=("with_skill", "other"))):
+        (words,) = shortfalls(after, figures_of(after), wanted, before)
+        assert words.startswith("no regression can be told")
+    assert shortfalls(after, figures_of(after), wanted, iteration(rows=rows)) == ()
+
+
 def test_the_iteration_before(tmp_path):
-    """It is the one with the number before, of the same kind, where it can be read."""
+    """It is the one with the number before, where it can be read."""
     for number, kind in ((1, "trigger"), (2, "trigger"), (3, "run")):
         folder = tmp_path / f"iteration-{number}"
         folder.mkdir()
@@ -256,6 +266,6 @@ def test_the_iteration_before(tmp_path):
     found = former_iteration(iteration(tmp_path / "iteration-2"))
     assert found is not None
     assert found.folder.endswith("iteration-1")
-    assert former_iteration(iteration(tmp_path / "iteration-3", kind="run")) is None
+    assert former_iteration(iteration(tmp_path / "iteration-3", kind="run")) is not None
     assert former_iteration(iteration(tmp_path / "iteration-1")) is None
     assert former_iteration(iteration(tmp_path / "mine")) is None

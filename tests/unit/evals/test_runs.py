@@ -324,6 +324,27 @@ async def test_another_plan_is_not_gone_on_with(evaluate, folder):
         await evaluate([evaluation("a")], {}, resume=True)
 
 
+@pytest.mark.parametrize("kind", ["retrieval", "trigger"])
+async def test_no_workspace_lies_in_the_bundle(evaluate, folder, tmp_path, kind):
+    """By its path, by a link, or by a link among its parents: it is refused, and nothing is made there."""
+    (tmp_path / "link").symlink_to(folder / "skills")
+    (tmp_path / "shop-workspace").symlink_to(folder)
+    for workspace in (folder / "results", folder, tmp_path / "link/new", tmp_path / "link", None):
+        with pytest.raises(EvalsRefused) as refused:
+            await evaluate([evaluation("a")], {"a": [answer()]}, kind, workspace=workspace)
+        assert refused.value.code == "workspace_inside"
+    assert sorted(path.name for path in folder.iterdir()) == ["skills", "skills_descriptor.yaml"]
+
+
+async def test_no_iteration_behind_a_link_is_gone_on_with(evaluate, tmp_path):
+    """What a link leads to may be somebody else's: nothing is appended to it."""
+    first = await evaluate([evaluation("a")], {"a": [ModelFailed("x")]}, workspace=tmp_path / "other")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/iteration-1").symlink_to(first.folder)
+    with pytest.raises(EvalsRefused, match="is a link"):
+        await evaluate([evaluation("a")], {"a": [answer()]}, resume=True)
+
+
 async def test_one_run_at_a_time(evaluate, tmp_path):
     """A second run on a workspace is refused, and writes nothing; nothing to go on with is said, too."""
     with pytest.raises(EvalsRefused) as refused:
