@@ -1,7 +1,8 @@
 """Evaluations: does a model pick a skill, does the skill help, and what did a change break.
 
-`read` understands the files of a skill or bundle, `run` runs what they say and writes an iteration, `read_iteration` reads one back.
-`grade` says what checks and a judge make of an outcome, `run_rows` holds scripts to the rows that `read_rows` understands.
+`read` understands the files of a skill or bundle, `run` runs what they say and writes an iteration, `read_iteration` reads one back,
+`report` makes a page of it.
+`grade` says what checks and a judge make of an outcome, `judge` of all that an iteration kept, and `run_rows` holds scripts to the rows that `read_rows` understands.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from kdskills.exports import lazy_exports
 if TYPE_CHECKING:
     from kdskills.evals.files import Eval, EvalSet, read
     from kdskills.evals.grading import CHECKS, Outcome, grade
+    from kdskills.evals.rejudging import judge
+    from kdskills.evals.reports import report
     from kdskills.evals.results import Iteration, RowResult, read_iteration
     from kdskills.evals.retrieval import retrieval_figures
     from kdskills.evals.runs import EvalProgress, run
@@ -23,6 +26,8 @@ else:
         {
             ".files": "Eval EvalSet read",
             ".grading": "CHECKS Outcome grade",
+            ".rejudging": "judge",
+            ".reports": "report",
             ".results": "Iteration RowResult read_iteration",
             ".retrieval": "retrieval_figures",
             ".runs": "EvalProgress run",
@@ -39,9 +44,11 @@ __all__ = [
     "Outcome",
     "RowResult",
     "grade",
+    "judge",
     "read",
     "read_iteration",
     "read_rows",
+    "report",
     "retrieval_figures",
     "run",
     "run_rows",

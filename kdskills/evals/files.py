@@ -44,7 +44,7 @@ class Eval:
         files: Paths handed in with the prompt, relative to `folder`.
         expected: The answer the author expects, in words.
         assertions: Sentences that must be true of the outcome; a judge says whether.
-        checks: Rows of checks by code, as the file has them.
+        checks: Rows of checks by code, as the file has them; a script that is expected is one of them.
         consumer: Agent whose view of the skills holds; None means the solver's decision model.
         skills: Full ids of skills loaded from the start.
         repeat: How often it is run.
@@ -97,6 +97,7 @@ SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "files": ("files",),
     "expected": ("expected_output", "ground_truth", "expected", "expected_answer"),
     "assertions": ("assertions", "expectations", "expected_behavior", "expected_behaviors", "expected_behaviour"),
+    "script": ("expected_script", "expected_scripts"),
 }
 """How the fields of a row are called, the published key first. Of several in one row the first that says something
 counts, of assertions all."""
@@ -334,7 +335,7 @@ class RowReader:
             owner=owner,
             source=self._source,
             folder=str(self._files.folder),
-            **self._own_keys(),
+            **self._own_keys(tuple({"script_ran": name} for name in self._texts("script"))),
             extra=self._unread_keys(),
         )
 
@@ -420,8 +421,8 @@ class RowReader:
                 raise
         return _files_at(self._files.folder, f"{self._base}/{path}")
 
-    def _own_keys(self) -> dict[str, Any]:
-        """Return what stands under `kdskills`, as fields."""
+    def _own_keys(self, checks: tuple[dict[str, Any], ...]) -> dict[str, Any]:
+        """Return what stands under `kdskills`, as fields, with *checks* before those that stand there."""
         written = self._left.pop("kdskills", None)
         try:
             keys = OwnKeys.model_validate({} if written is None else written)
@@ -434,7 +435,7 @@ class RowReader:
             keys = OwnKeys.model_validate(
                 {k: v for k, v in written.items() if (k,) not in wrong} if _is_row(written) else {}
             )
-        return dict(keys) | {"skills": tuple(map(self._full_id, keys.skills))}
+        return dict(keys) | {"skills": tuple(map(self._full_id, keys.skills)), "checks": (*checks, *keys.checks)}
 
     def _unread_keys(self) -> Mapping[str, Any]:
         """Return the keys nobody understood; numbers that JSON does not have are None."""

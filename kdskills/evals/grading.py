@@ -47,6 +47,8 @@ MATERIAL_CHARS: Final = 60_000
 MAX_JUDGED_FILES: Final = 100
 MIN_EVIDENCE: Final = 12
 """Characters of a quotation that is evidence; a shorter one must be a whole answer, file or path."""
+MIN_LETTERS: Final = 4
+"""Letters and digits that it must have among them."""
 MAX_COMMAND: Final = 64 * 1024
 MAX_TOLD: Final = 1_000
 """Characters of a verdict's text and of its evidence."""
@@ -220,6 +222,15 @@ def exit_code(
     return bool(codes) and codes[-1] == code, f"exit codes: {', '.join(map(str, codes)) or 'none ran'}"
 
 
+def script_ran(
+    outcome: Outcome, script: Annotated[str, Field(min_length=1, description="its path, or the last parts of it")]
+) -> Sighting:
+    """The script ran to its end, whatever its exit code."""
+    paths = [path for path, _ in outcome.exits if path]
+    end = "/" + script.removeprefix("./").strip("/")
+    return any(f"/{path}".endswith(end) for path in paths), f"ran: {', '.join(paths) or 'none'}"
+
+
 async def command(
     outcome: Outcome,
     command: Annotated[
@@ -260,7 +271,7 @@ def max_tokens(outcome: Outcome, most: Annotated[int, Field(ge=0, description="t
 
 _SHIPPED: Final = (
     *(file_exists, json_valid, contains, regex, csv_rows, cites, no_unknown_citation, exit_code, command, skill_used),
-    *(tool_not_called, max_tokens),
+    *(script_ran, tool_not_called, max_tokens),
 )
 CHECKS: Final[CheckTable] = MappingProxyType({check.__name__: check for check in _SHIPPED})
 """The shipped checks by name."""
@@ -489,8 +500,11 @@ class _Judging:
     def _weighed(self, assertion: str, answer: JudgeAnswer) -> CheckVerdict:
         """Return the judge's verdict; a yes whose evidence does not stand there is a no."""
         quote, passed, evidence = _flat(answer.evidence), answer.passed, answer.evidence
-        long_enough = len(quote) >= MIN_EVIDENCE
-        if passed and not any(quote and (quote == text or (long_enough and quote in text)) for text in self._quotable):
+        letters = sum(map(str.isalnum, quote))  # rulers, bullets and blanks stand everywhere, and show nothing
+        long_enough = len(quote) >= MIN_EVIDENCE and letters >= MIN_LETTERS
+        if passed and not any(
+            letters and (quote == text or (long_enough and quote in text)) for text in self._quotable
+        ):
             passed, evidence = False, f"evidence is not in the outputs: {evidence}"
         return verdict_of(assertion, passed, evidence, by=self._judge.name)
 

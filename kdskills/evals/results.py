@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import CallerMustAct, StrPath, path_argument
 from kdskills.evals.figures import spread
@@ -41,7 +41,9 @@ _ITERATION: Final = re.compile(r"iteration-([1-9][0-9]{0,5})")
 
 
 class EvalsRefused(CallerMustAct, code="evals_invalid"):
-    """A workspace of evaluations cannot be used so: `evals_invalid`, `evals_running`, `evals_plan_changed` or `evals_none`."""
+    """A workspace of evaluations cannot be used so: `evals_invalid`, `evals_running`, `evals_plan_changed`, `evals_none`,
+    `evals_other_kind`, `workspace_inside`, or of a row `eval_changed`.
+    """
 
 
 class EvalForm(BaseModel):
@@ -76,6 +78,7 @@ class RowResult(EvalForm):
         steps: Decisions of the model until the first skill was loaded, or in all.
         verdicts: Checks first, then assertions.
         tokens: Input and output of all model calls; `estimated` where the provider counts none.
+        judge_tokens: Those of the judge, which are not among `tokens`.
         cost: In dollars, where a price is known.
         error: Code of the error and its words, of status `error`.
         folder: What the run left behind, relative to the iteration.
@@ -91,6 +94,7 @@ class RowResult(EvalForm):
     steps: int = 0
     verdicts: tuple[CheckVerdict, ...] = ()
     tokens: int = 0
+    judge_tokens: int = 0
     estimated: bool = False
     cost: float | None = None
     duration_ms: int = 0
@@ -116,7 +120,8 @@ class EvalPlan(EvalForm):
     """What an iteration runs, so that the same can be gone on with, and be told later.
 
     `digests` has the tree digest of every skill in view by full id, those of a further side after its name and a colon;
-    `evals` a digest of every evaluation by id. `total` counts the rows.
+    `evals` a digest of every evaluation by id. `total` counts the rows. `judged` names the iteration beside it whose outcomes
+    are judged again instead of running anything.
     """
 
     kind: EvalKind
@@ -124,8 +129,9 @@ class EvalPlan(EvalForm):
     consumer: str
     model: str = ""
     judge: str = ""
+    judged: str = ""
     executor: str = ""
-    sides: tuple[str, ...] = ("with_skill",)
+    sides: tuple[str, ...] = Field(("with_skill",), min_length=1)
     repeat: int | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -150,6 +156,8 @@ class Iteration(EvalForm):
     folder: str
     plan: EvalPlan
     rows: tuple[RowResult, ...] = ()
+    tokens_spent: int = 0
+    """All that models took, judges and rows that were run again among them."""
 
     def by_side(self) -> dict[str, list[RowResult]]:
         """Return the rows of each side by its name."""
@@ -185,10 +193,10 @@ def workspace_of(bundle: Path) -> Path:
 
 
 class IterationFolder:
-    """An iteration that rows are added to. `rows` are those that ended, by key."""
+    """An iteration that rows are added to. `rows` are those that ended, by key; `tokens_spent` as of `Iteration`."""
 
-    def __init__(self, folder: Path, plan: EvalPlan, rows: Iterable[RowResult] = ()) -> None:
-        self.folder, self.plan = folder, plan
+    def __init__(self, folder: Path, plan: EvalPlan, rows: Iterable[RowResult] = (), tokens_spent: int = 0) -> None:
+        self.folder, self.plan, self.tokens_spent = folder, plan, tokens_spent
         self.rows = {row.key: row for row in rows}
         self._slugs = slugs_of(plan.evals)
 
@@ -222,10 +230,12 @@ class IterationFolder:
             stream.flush()
             os.fsync(stream.fileno())
         self.rows[row.key] = row
+        self.tokens_spent += spent_on(row, self.plan)
 
     def close(self, figures: Callable[[Iteration], dict[str, Any]]) -> Iteration:
         """Write the figures of the rows so far, and return the iteration."""
-        iteration = Iteration(folder=str(self.folder), plan=self.plan, rows=tuple(self.rows.values()))
+        facts = {"plan": self.plan, "rows": tuple(self.rows.values()), "tokens_spent": self.tokens_spent}
+        iteration = Iteration(folder=str(self.folder), **facts)
         write_json(self.folder / BENCHMARK, benchmark(iteration, figures(iteration)))
         return iteration
 
@@ -266,7 +276,8 @@ def benchmark(iteration: Iteration, figures: Mapping[str, Any]) -> dict[str, Any
         summary["delta"] = {name: None if None in pair else round(pair[0] - pair[1], 4) for name, pair in pairs.items()}
     counts = {name: dict(Counter(row.status for row in rows)) for name, rows in by_side.items()}
     models = sorted({str(row.facts["model"]) for row in iteration.rows if row.facts.get("model")})
-    facts = {"models": models, "rows": counts, "missing": iteration.missing, "figures": dict(figures)}
+    facts = {"models": models, "rows": counts, "missing": iteration.missing}
+    facts |= {"tokens_spent": iteration.tokens_spent, "figures": dict(figures)}
     return {"run_summary": summary, "kdskills": plan.model_dump(mode="json") | facts}
 
 
@@ -292,8 +303,12 @@ class EvalWorkspace:
         self.folder = path_argument(folder, "workspace")
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the workspace, which one run at a time writes to. Raises EvalsRefused, `evals_running`."""
+    def alone(self, *folders: Path) -> Iterator[None]:
+        """Hold the workspace, which one run at a time writes to and lies in none of *folders*, bundles of skills.
+
+        Raises EvalsRefused, `evals_running` or as `outside`.
+        """
+        self.outside(*folders)
         make_folder(self.folder, parents=0o755)
         with ExitStack() as stack:
             try:
@@ -302,6 +317,14 @@ class EvalWorkspace:
                 message = f"another run of evaluations writes to {self.folder}: wait for it, or say --workspace"
                 raise EvalsRefused(message, code="evals_running", path=str(self.folder)) from None
             yield
+
+    def outside(self, *folders: Path) -> None:
+        """Raise EvalsRefused, `workspace_inside`, if the workspace, links followed, lies in one of *folders*; blocks."""
+        place = Path(os.path.realpath(self.folder))
+        inside = next((folder for folder in folders if place.is_relative_to(os.path.realpath(folder))), None)
+        if inside is not None:
+            message = f"the workspace {self.folder} lies in {inside}, whose skills would see results: say --workspace"
+            raise EvalsRefused(message, code="workspace_inside", path=str(self.folder))
 
     def numbers(self) -> list[int]:
         """Return the numbers of the iterations that are there, in order."""
@@ -321,6 +344,8 @@ class EvalWorkspace:
         if not numbers:
             raise EvalsRefused(f"there is no iteration in {self.folder} to go on with", code="evals_none")
         folder = self.folder / f"iteration-{numbers[-1]}"
+        if folder.is_symlink():
+            raise EvalsRefused(f"{folder} is a link, and nothing is written behind it", path=str(folder))
         iteration = read_iteration(folder)
         different = iteration.plan.differs(plan)
         if different:
@@ -329,7 +354,7 @@ class EvalWorkspace:
         for leftover in folder.glob("eval-*/.new-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         _cut_torn_line(folder / ROWS)
-        return IterationFolder(folder, iteration.plan, iteration.rows)
+        return IterationFolder(folder, iteration.plan, iteration.rows, iteration.tokens_spent)
 
 
 def read_iteration(folder: StrPath) -> Iteration:
@@ -345,7 +370,15 @@ def read_iteration(folder: StrPath) -> Iteration:
     except (OSError, ValueError, RecursionError) as error:
         reason = "holds what is none" if isinstance(error, ValidationError) else str(error)
         raise EvalsRefused(f"{path} is no iteration that can be read: {reason}", path=str(path)) from error
-    return Iteration(folder=str(path), plan=plan, rows=tuple({row.key: row for row in rows}.values()))
+    tokens = sum(spent_on(row, plan) for row in rows)
+    return Iteration(
+        folder=str(path), plan=plan, rows=tuple({row.key: row for row in rows}.values()), tokens_spent=tokens
+    )
+
+
+def spent_on(row: RowResult, plan: EvalPlan) -> int:
+    """Return the tokens a row took in its iteration; where it was only judged again, those of the judge."""
+    return row.judge_tokens + (0 if plan.judged else row.tokens)
 
 
 def _read(path: Path) -> bytes:

@@ -8,8 +8,8 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -23,6 +23,7 @@ from kdskills.errors import BadRequest, KdskillsError, StrPath
 from kdskills.evals.figures import Detection, confusion, mcnemar
 from kdskills.evals.files import Eval
 from kdskills.evals.grading import CHECKS, CheckTable, Outcome, check_findings, commands_on, grade, row_status
+from kdskills.evals.metering import CEILING_MET, CeilingMet, JudgeModel, Meter, MeteredModel, PickSettled
 from kdskills.evals.results import (
     OUTPUTS,
     RECORDING,
@@ -40,10 +41,9 @@ from kdskills.evals.results import (
 )
 from kdskills.evals.retrieval import rank_rows, retrieval_figures
 from kdskills.evals.sides import WITH, EvalSide, other_side
-from kdskills.models import ModelPrice, ModelProvider, ModelReply, ModelRequest, TextDelta
+from kdskills.models import ModelPrice, ModelProvider
 from kdskills.session.receipts import text_digest
 from kdskills.session.workspace import MAX_TOTAL
-from kdskills.skills.model import estimate_tokens
 from kdskills.skills.safe_open import read_file
 from kdskills.solver import ReactSolver, SolverSettings, SolverSystem, TurnResult
 from kdskills.solver.events import Event, ScriptFinished, SkillLoaded
@@ -56,18 +56,12 @@ if TYPE_CHECKING:
     from kdskills.solver.turn import Turn
     from kdskills.turn import SkillsSubsystem
 
+Verdicts = tuple[CheckVerdict, ...]
+
 TRIGGER_STEPS: Final = 4
 """Decisions in which a skill must be loaded, unless somebody says otherwise."""
 MODEL_S, TURN_S = 120.0, 900.0
 """What a call of a model and a turn may take, beside the wait that a rate asks for."""
-
-
-class PickSettled(Exception):
-    """A skill was loaded, and the model is asked no more."""
-
-
-class CeilingMet(Exception):
-    """The next call of a model would go over the tokens that a run may take."""
 
 
 @dataclass(frozen=True)
@@ -112,81 +106,6 @@ class EvalOptions(TypedDict, total=False):
     judge: str | ModelProvider | None
 
 
-class Meter:
-    """Counts the tokens and calls of a run, spaces the calls, and stops it before its ceiling."""
-
-    def __init__(self, rate: float | None, ceiling: int | None, spent: int) -> None:
-        self.interval = 60 / rate if rate else 0.0
-        self.calls, self.started = 0, time.monotonic()
-        self._ceiling, self._spent, self._reserved, self._longest = ceiling, spent, 0, 0
-        self._next = 0.0
-
-    @asynccontextmanager
-    async def call(self, request: ModelRequest) -> AsyncIterator[Callable[[ModelReply], None]]:
-        """Wait until a call may begin; what is given is told the reply. Raises CeilingMet.
-
-        The call is reckoned with the estimate of its prompt, and with as long a reply as it may have or there was so far.
-        """
-        prompt = estimate_tokens(request.instructions) + sum(estimate_tokens(each.text) for each in request.messages)
-        tokens = prompt + max(int(request.settings.get("max_tokens") or 0), self._longest)
-        if self._ceiling is not None and self._spent + self._reserved + tokens > self._ceiling:
-            raise CeilingMet
-        self._reserved += tokens
-        used = 0
-
-        def settle(reply: ModelReply) -> None:
-            nonlocal used
-            self._longest = max(self._longest, reply.usage.output)
-            used = reply.usage.total or prompt + estimate_tokens(reply.text)
-
-        try:
-            if self.interval:
-                begins = self._next = max(time.monotonic(), self._next + self.interval)
-                await asyncio.sleep(begins - time.monotonic())
-            self.calls += 1
-            yield settle
-        finally:
-            self._reserved -= tokens
-            self._spent += used
-
-
-class MeteredModel:
-    """Passes the requests of one row on to a provider; with *picks* it ends the row once a skill was loaded.
-
-    `version` is the model that answered last, as the provider calls it.
-    """
-
-    def __init__(self, inner: ModelProvider, meter: Meter, *, picks: bool, owned: bool) -> None:
-        self.inner, self._meter, self._picks, self._owned = inner, meter, picks, owned
-        self._active: tuple[str, ...] | None = None
-        self.version = ""
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the provider has."""
-        return getattr(self.inner, name)
-
-    async def reply(self, request: ModelRequest) -> ModelReply:
-        """Answer as the provider does. Raises PickSettled and CeilingMet."""
-        if self._active is None:
-            self._active = request.active
-        if self._picks and not set(request.active) <= set(self._active):
-            raise PickSettled
-        async with self._meter.call(request) as settle:
-            reply = await self.inner.reply(request)
-            settle(reply)
-        self.version = reply.model
-        return reply
-
-    async def stream(self, request: ModelRequest) -> AsyncIterator[TextDelta | ModelReply]:
-        """Answer in one piece."""
-        yield await self.reply(request)
-
-    async def aclose(self) -> None:
-        """Close the provider, if it was opened for this row."""
-        if self._owned:
-            await self.inner.aclose()
-
-
 class SharedWiring:
     """A wiring whose subsystem of a bundle is made once, for all rows."""
 
@@ -208,12 +127,14 @@ class SharedWiring:
 @dataclass
 class RowTurn:
     """The turn of a row as far as it went: `loads` are the skills the model loaded, with the decision that did,
-    `exits` the scripts that ended, with their exit codes.
+    `exits` the scripts that ended, with their exit codes; `former_result` is that of one that ended long ago.
     """
 
     loads: list[tuple[str, int]] = field(default_factory=list)
     exits: list[tuple[str, int | None]] = field(default_factory=list)
     turn: Turn | None = None
+    former_result: TurnResult | None = None
+    judge_tokens: int = 0
     version: str = ""
 
     def note(self, event: Event) -> None:
@@ -226,7 +147,7 @@ class RowTurn:
     @property
     def result(self) -> TurnResult | None:
         """What the turn came to, once it has ended."""
-        return None if self.turn is None else self.turn.result
+        return self.former_result if self.turn is None else self.turn.result
 
     def facts(self) -> dict[str, Any]:
         """Return what a row says of its turn."""
@@ -328,19 +249,22 @@ class EvalRun:
 
     kind: EvalKind
     folder: IterationFolder
+    sides: Sequence[EvalSide]
     wiring: Wiring
-    executor: Executor
+    executor: Executor | None
     options: EvalOptions
     tell: Callable[[EvalProgress], None]
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        spent = sum(row.tokens for row in self.folder.rows.values())
-        self.meter = Meter(self.options.get("rate"), self.options.get("max_tokens_total"), spent)
+        self.meter = Meter(self.options.get("rate"), self.options.get("max_tokens_total"), self.folder.tokens_spent)
 
-    async def run(self, rows: Sequence[tuple[Eval, EvalSide, int]]) -> None:
-        """Run the rows that have not ended yet. Raises OSError where they cannot be written."""
-        waiting = iter([row for row in rows if not self.folder.settled((row[0].id, row[1].name, row[2]))])
+    async def run(self, rows: Sequence[tuple[Eval, str, int]]) -> None:
+        """Run the rows that have not ended yet, each an evaluation, a side's name and a repetition.
+
+        Raises OSError where they cannot be written.
+        """
+        waiting = iter([row for row in rows if not self.folder.settled((row[0].id, row[1], row[2]))])
         self._progress()
 
         async def work() -> None:
@@ -357,11 +281,11 @@ class EvalRun:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _row(self, row: Eval, variant: EvalSide, repeat: int) -> None:
-        key = (row.id, variant.name, repeat)
+    async def _row(self, row: Eval, side: str, repeat: int) -> None:
+        key = (row.id, side, repeat)
         try:
             with self.folder.row_folder(key) as folder:
-                result = await self._result(row, variant, repeat, folder)
+                result = await self._result(row, side, repeat, folder)
                 await asyncio.to_thread(write_row_files, folder, result)
         except CeilingMet:
             self.stopped = True
@@ -372,35 +296,34 @@ class EvalRun:
     def _progress(self) -> None:
         self.tell(progress_of(self.folder, self.meter))
 
-    async def _result(self, row: Eval, variant: EvalSide, repeat: int, folder: Path) -> RowResult:
+    async def _result(self, row: Eval, side: str, repeat: int, folder: Path) -> RowResult:
         """Run one row; whatever goes wrong with it is said in the row."""
-        turn, started, key = RowTurn(), time.monotonic(), (row.id, variant.name, repeat)
-        verdicts: tuple[CheckVerdict, ...] = ()
-        error: tuple[str, str] | None = None
-        try:
+        turn, started, key = RowTurn(), time.monotonic(), (row.id, side, repeat)
+
+        async def graded() -> Verdicts:
             with tempfile.TemporaryDirectory(prefix="kdskills-eval-", ignore_cleanup_errors=True) as work:
+                variant = next(each for each in self.sides if each.name == side)
                 await self._turn(row, variant, turn, self.folder.name_of(key), folder, Path(work))
-                verdicts = await self._verdicts(row, turn, folder)
-            if row_status(verdicts) == "error":
-                error = next((verdict.error, verdict.evidence) for verdict in verdicts if verdict.error)
-        except CeilingMet:
-            raise
-        except KdskillsError as refused:
-            error = refused.code, refused.message
-        except Exception as broken:  # noqa: BLE001 - a provider or a tool may raise anything
-            error = "internal_error", type(broken).__name__
+                return await self._verdicts(row, turn, folder)
+
+        verdicts, error = await verdicts_of(graded())
         facts = turn.facts()
+        if error is not None and error[0] == CEILING_MET:
+            self.stopped = True
+            if not facts.get("tokens"):
+                raise CeilingMet
         expected = {"expects": bool(right_skills(row)), "acceptable": list(row.acceptable)}
         return RowResult(
             eval=row.id,
             skill=row.skill or row.owner,
-            side=variant.name,
+            side=side,
             repeat=repeat,
             status=row_status(verdicts) if error is None else "error",
             verdicts=verdicts,
             duration_ms=round((time.monotonic() - started) * 1000),
-            error=None if error is None else (error[0], whole_text(error[1])),
+            error=error,
             folder=self.folder.name_of(key),
+            judge_tokens=turn.judge_tokens,
             **facts | {"facts": facts.get("facts", {}) | expected},
         )
 
@@ -431,18 +354,22 @@ class EvalRun:
             turn.version = model.version
             await asyncio.to_thread(_keep_outputs, turn.result, folder)
 
-    async def _verdicts(self, row: Eval, turn: RowTurn, folder: Path) -> tuple[CheckVerdict, ...]:
+    async def _verdicts(self, row: Eval, turn: RowTurn, folder: Path) -> Verdicts:
         if self.kind == "trigger":
             return (picked_verdict(row, turn.facts()["picked"]),)
         assert turn.result is not None
         outputs, judge = folder / OUTPUTS, cast("ModelProvider | None", self.options.get("judge"))
-        return await grade(
+        command = None if self.executor is None else commands_on(outputs, self.executor)
+        metered = judge and JudgeModel(judge, self.meter, picks=False, owned=False)
+        verdicts = await grade(
             row,
-            Outcome(turn.result, outputs, tuple(turn.exits), commands_on(outputs, self.executor)),
+            Outcome(turn.result, outputs, tuple(turn.exits), command),
             checks=self.options.get("checks", CHECKS),
-            judge=judge and cast("ModelProvider", MeteredModel(judge, self.meter, picks=False, owned=False)),
+            judge=cast("ModelProvider | None", metered),
             judge_s=MODEL_S + self._waits,
         )
+        turn.judge_tokens = metered.tokens if metered else 0
+        return verdicts
 
     @property
     def _waits(self) -> float:
@@ -483,6 +410,24 @@ class EvalRun:
                 "transcripts": folder,
             }
         )
+
+
+async def verdicts_of(grading: Awaitable[Verdicts]) -> tuple[Verdicts, tuple[str, str] | None]:
+    """Return the verdicts of a row, and code and words of what kept some or all of them from being made.
+
+    Nothing is raised.
+    """
+    try:
+        verdicts = await grading
+    except CeilingMet as met:
+        return (), (CEILING_MET, str(met))
+    except KdskillsError as refused:
+        return (), (refused.code, whole_text(refused.message))
+    except Exception as broken:  # noqa: BLE001 - a provider or a tool may raise anything
+        return (), ("internal_error", type(broken).__name__)
+    if row_status(verdicts) != "error":
+        return verdicts, None
+    return verdicts, next((verdict.error, verdict.evidence) for verdict in verdicts if verdict.error)
 
 
 def files_of(row: Eval) -> list[tuple[str, bytes]]:
@@ -545,13 +490,13 @@ async def run(
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
-        stack.enter_context(space.alone())
+        stack.enter_context(space.alone(bundle.root))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-eval-"))
         sides = [EvalSide(WITH, bundle)]
         if against is not None or kind == "run":
             compare = partial(other_side, bundle, shared.subsystem(bundle), against, baseline, Path(scratch))
             sides.append(await asyncio.to_thread(compare))
-        repeats = [(row, each, turn) for row in rows for each in sides for turn in range(_repeat(row, kind, options))]
+        repeats = [(row, each.name, turn) for row in rows for each in sides for turn in _repeats(row, kind, options)]
         if isinstance(judge := options.get("judge"), str):
             options["judge"] = await stack.enter_async_context(aclosing(shared.model(judge)))
         plan = await _plan(kind, rows, sides, shared, executor, options, len(repeats))
@@ -560,7 +505,7 @@ async def run(
             if executor is None:
                 await asyncio.to_thread(_rank, rows, shared.subsystem(bundle), folder, tell)
             else:
-                await EvalRun(kind, folder, shared, executor, options, tell).run(repeats)
+                await EvalRun(kind, folder, sides, shared, executor, options, tell).run(repeats)
         finally:
             iteration = folder.close(figures_of)
     return iteration
@@ -578,8 +523,8 @@ def _rank(
         tell(progress_of(folder, meter))
 
 
-def _repeat(row: Eval, kind: EvalKind, options: EvalOptions) -> int:
-    return 1 if kind == "retrieval" else options.get("repeat") or row.repeat
+def _repeats(row: Eval, kind: EvalKind, options: EvalOptions) -> range:
+    return range(1 if kind == "retrieval" else options.get("repeat") or row.repeat)
 
 
 def _checked(evals: Sequence[Eval]) -> list[Eval]:
@@ -641,7 +586,7 @@ async def _plan(
         max_tokens=options.get("max_tokens"),
         prompt_digest=prompt,
         digests=digests,
-        evals={row.id: _digest(row) for row in rows},
+        evals={row.id: eval_digest(row) for row in rows},
         total=total,
         kdskills=__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -665,7 +610,7 @@ async def _asked(bundle: Bundle, wiring: Wiring, executor: Executor, options: Ev
     return name, text_digest(probe.request.instructions)
 
 
-def _digest(row: Eval) -> str:
+def eval_digest(row: Eval) -> str:
     """Return a digest of all an evaluation says, but for where its folder is."""
     facts = {each.name: getattr(row, each.name) for each in fields(row) if each.name != "folder"}
     return text_digest(json.dumps(facts, sort_keys=True, default=dict))

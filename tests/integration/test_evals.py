@@ -38,7 +38,12 @@ def bundle(tmp_path):
 def started(server, *words):
     """Start the installed command, its model a provider on loopback."""
     variables = os.environ | {"OPENAI_API_KEY": "none", "KDSKILLS_EXECUTOR": "bubblewrap", "NO_COLOR": "1"}
-    command = [KDSKILLS, "eval", *map(str, words), *(() if "-m" in words else ("-m", f"openai:tiny@{server.url}/v1"))]
+    command = [
+        KDSKILLS,
+        "eval",
+        *map(str, words),
+        *(() if {"-m", "judge"} & set(words) else ("-m", f"openai:tiny@{server.url}/v1")),
+    ]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=variables, start_new_session=True, **pipes)
 
@@ -116,6 +121,26 @@ def test_what_was_recorded_is_replayed_without_a_provider(bundle, tmp_path):
     for row in replayed["rows"]:
         assert (Path(replayed["folder"]) / row["folder"] / "outputs/note.txt").read_text() == "noted"
     assert replayed["folder"].endswith("iteration-2")
+
+
+def test_what_was_kept_is_judged_again(bundle):
+    """`eval judge` asks a judge about outputs that are there, and runs commands on them; nothing of the turn runs again."""
+    replies = [call("react_write", path="note.txt", text="noted"), say("It is noted.")]
+    with ModelServer(replies * 4) as server:
+        (bundle / "evals/rows.json").write_text(json.dumps(ROWS[:2]))
+        kept = json.loads(ended(started(server, "run", bundle, "sums", "--json"), 0))
+    changed = {"assertions": ["It says so."], "kdskills": {"checks": [{"command": "grep -q noted note.txt"}]}}
+    (bundle / "evals/rows.json").write_text(json.dumps([ROWS[0] | changed, ROWS[1] | changed]))
+    with ModelServer([call("final_answer", passed=True, evidence="It is noted.")] * 4) as server:
+        command = started(server, "judge", bundle, kept["folder"], "--judge", f"openai:tiny@{server.url}/v1", "--json")
+        judged = json.loads(ended(command, 0))
+        assert len(server.requests) == 4
+        assert all("It says so." in request.text for request in server.requests)
+    assert [[verdict["passed"] for verdict in row["verdicts"]] for row in judged["rows"]] == [[True, True]] * 4
+    assert {(change["change"], change["before"][0]) for change in judged["changes"]} == {("status", "ungraded")}
+    with ModelServer([]) as server:
+        assert "4 ungraded" not in ended(started(server, "judge", bundle, kept["folder"]), 0)
+        assert server.requests == []
 
 
 def test_two_runs_at_once_are_refused(bundle):

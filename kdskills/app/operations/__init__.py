@@ -55,7 +55,7 @@ _EVALS: Final = (
         "descriptions_invalid",
         "bundle_untrusted",
     ),
-    *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "engine_unavailable"),
+    *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "workspace_inside", "engine_unavailable"),
 )
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
@@ -145,6 +145,17 @@ _ROWS: Final = (
         ("path_missing", "eval_file_broken", "eval_id_taken", "symlink", "too_large"),
         scope="skills:write",
         input_source="evals:AddEvalInput",
+    ),
+    _local(
+        "evals.judge",
+        "Judge again what an iteration of evaluations kept.",
+        "evals:judge_evals",
+        (
+            *("path_missing", "evals_missing", "check_invalid", "evals_invalid", "evals_other_kind", "evals_running"),
+            *("evals_plan_changed", "evals_none", "engine_unavailable"),
+        ),
+        scope="work:run",
+        input_source="evals:JudgeInput",
     ),
     _local(
         "evals.report",

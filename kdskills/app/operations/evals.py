@@ -15,7 +15,8 @@ from kdskills.app.operations.scripts import SkillScriptsInput, script_runtime
 from kdskills.bundle.descriptor import DECISION
 from kdskills.errors import BadRequest, NotFound
 from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
-from kdskills.evals.report import RowChange, Thresholds, changes, former_iteration, shortfalls, write_report
+from kdskills.evals.rejudging import judge
+from kdskills.evals.reports import RowChange, Thresholds, changes, former_iteration, report, shortfalls
 from kdskills.evals.results import Iteration, RowResult, read_iteration, slug_of
 from kdskills.evals.runs import EvalOptions, figures_of, run
 from kdskills.evals.scripts import read_rows, run_rows
@@ -142,7 +143,7 @@ def answer_of(
 ) -> EvalOutput:
     """Write the report of an iteration and return the answer about it; blocks."""
     plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
-    write_report(iteration, figures)
+    report(iteration, figures)
     below = shortfalls(iteration, figures, wanted, former)
     complete = not iteration.missing and all(row.status != "error" for row in iteration.rows)
     return EvalOutput.of(
@@ -152,7 +153,7 @@ def answer_of(
         ok=complete and not below,
         below=below,
         figures=figures,
-        changes=() if former is None else changes(former, iteration),
+        changes=() if former is None or former.plan.kind != plan.kind else changes(former, iteration),
         diagnostics=tuple(diagnostics),
     )
 
@@ -171,6 +172,44 @@ async def report_evals(arguments: ReportInput, context: Context) -> EvalOutput:
     del context
     iteration = await asyncio.to_thread(read_iteration, arguments.iteration)
     return await asyncio.to_thread(answer_of, iteration, arguments, arguments.before)
+
+
+class JudgeInput(Thresholds, Input):
+    """Which iteration is judged again, by which evaluations and model."""
+
+    bundle: Path = Field(description="Folder of the bundle whose evaluations, as they are now, judge it.")
+    iteration: Path = Field(description="Folder of the iteration whose outputs are judged.")
+    judge: str = Field(
+        "none", description="Model that judges assertions, named as a model is; `none` leaves them ungraded."
+    )
+    executor: str | None = Field(
+        None, description="`auto`, or the name of the engine that checks run commands in; none means the setting."
+    )
+    jobs: int = Field(1, ge=1, le=64, description="Rows that are judged at once.")
+    rate: float | None = Field(
+        None, gt=0, le=100_000, description="Calls of the judge that begin in a minute, at most."
+    )
+    max_tokens_total: int | None = Field(None, ge=1, description="Tokens that the judge may take; it stops before.")
+    resume: bool = Field(default=False, description="Go on with the newest iteration, if it judges the same.")
+
+
+async def judge_evals(wiring: HostWiring, settings: Settings, arguments: JudgeInput, context: Context) -> EvalOutput:
+    """Judge again what an iteration kept, without running anything again."""
+    if not is_folder(arguments.bundle):
+        raise NotFound(f"there is no folder at {arguments.bundle}", code="path_missing", path=str(arguments.bundle))
+    evals = await asyncio.to_thread(read, arguments.bundle)
+    iteration = await judge(
+        evals.evals,
+        arguments.iteration,
+        resume=arguments.resume,
+        wiring=wiring,
+        tell=context.emit or (lambda progress: None),
+        judge=None if arguments.judge == "none" else arguments.judge,
+        checks=wiring.checks,
+        executor=arguments.executor or settings.executor,
+        **arguments.model_dump(include={"jobs", "rate", "max_tokens_total"}),
+    )
+    return await asyncio.to_thread(answer_of, iteration, arguments, arguments.iteration, evals.diagnostics)
 
 
 def of_skills(evals: Iterable[Eval], skills: tuple[str, ...]) -> list[Eval]:

@@ -124,7 +124,11 @@ class OperationCalls:
     ) -> AddEvalOutput: ...
     @overload
     async def call(
-        self, operation: Literal["evals.report", "evals.run"], *, emit: Emit | None = None, **arguments: Any
+        self,
+        operation: Literal["evals.judge", "evals.report", "evals.run"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
     ) -> EvalOutput: ...
     @overload
     async def call(
@@ -385,7 +389,7 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
     @overload
-    def run(self, operation: Literal["evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
+    def run(self, operation: Literal["evals.judge", "evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
     @overload
     def run(self, operation: Literal["skills.verify"], **arguments: Any) -> VerifyOutput: ...
     @overload

@@ -103,6 +103,16 @@ ASKING: Final = (
 )
 @Row(
     app,
+    "judge",
+    "evals.judge",
+    "Judge again what an iteration kept, without asking its model or running scripts.",
+    positional=("bundle", "iteration"),
+    words=WORDS,
+    narrator=EvalSteps,
+    formats={"junit": print_junit},
+)
+@Row(
+    app,
     "report",
     "evals.report",
     "Print an iteration again, write its report, and say what it falls short of; exit 1 when anything.",

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from kdskills.evals.files import EvalSet, read
+from kdskills.evals.runs import run
+from kdskills.solver import PlainWiring
+from tests.unit.evals.planted import PlantedModel
+from tests.unit.solver.conftest import FakeExecutor
+
+SKILLS = {"sales": "Reads sales figures.", "brief": "Writes briefs.", "letter": "Writes letters."}
 
 
 class EvalBundle:
@@ -48,3 +54,30 @@ def bundle(tmp_path: Path) -> EvalBundle:
 def codes() -> Callable[[EvalSet], list[str]]:
     """Gives the codes of what could not be understood."""
     return lambda found: [finding.code for finding in found.diagnostics]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundle's folder."""
+    root = tmp_path / "shop"
+    for name, description in SKILLS.items():
+        target = root / "skills/acme" / name / "SKILL.md"
+        target.parent.mkdir(parents=True)
+        target.write_text(f"---\nname: {name}\ndescription: {description}\n---\nDo {name}.\n")
+    (root / "skills_descriptor.yaml").write_text("custom_skills_root: skills\n")
+    return root
+
+
+@pytest.fixture
+def evaluate(folder, tmp_path):
+    """Return a function that runs evaluations with planted replies by id, and gives the iteration; `.model` is the last model."""
+
+    async def make(evals, planted, kind="trigger", **options):
+        replies = {name if name.startswith("prompt") else f"prompt {name}": each for name, each in planted.items()}
+        make.model = options.pop("model", None) or PlantedModel(replies)
+        wiring = PlainWiring(executors={"fake": FakeExecutor()}, models=options.pop("models", {}))
+        workspace = tmp_path / "work"
+        given = {"workspace": workspace, "wiring": wiring, "model": make.model} | options
+        return await run(folder, evals, kind, **given)
+
+    return make

@@ -60,7 +60,8 @@ def test_bare_lists_with_the_skill_expected(bundle):
         ("b", None, False, (), ("acme.hello",)),
         ("c", "acme.hello", True, ("acme.bye",), ("acme.bye", "sorry")),
     ]
-    assert found.evals[0].extra == {"expected_script": "check.py"}
+    assert found.evals[0].extra == {}
+    assert found.evals[0].checks == ({"script_ran": "check.py"},)
     assert (found.evals[0].expected, found.evals[0].assertions) == ("It runs.", ("Ran it",))
 
 

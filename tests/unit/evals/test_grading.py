@@ -91,6 +91,8 @@ async def verdict(row: object, outputs: Path | None = None, **facts: object) -> 
         ({"cites": None}, {"cites": {"least": 2}}),
         ({"exit_code": 0}, {"exit_code": {"code": 0, "script": "scripts/a.py"}}),
         ({"exit_code": {"code": 3, "script": "scripts/a.py"}}, {"exit_code": {"script": "scripts/never.py"}}),
+        ({"script_ran": "a.py"}, {"script_ran": "b.py"}),
+        ({"script_ran": "./scripts/a.py"}, {"script_ran": "ts/a.py"}),
         ({"skill_used": "data.profile"}, {"skill_used": "data.chart"}),
         ({"tool_not_called": "react.write"}, {"tool_not_called": "exec.shell"}),
         ({"max_tokens": 100}, {"max_tokens": 99}),
@@ -320,7 +322,20 @@ async def test_only_quotations_are_evidence(evidence):
     """No text that does not stand in the answer, blanks aside, is evidence of anything."""
     model = ScriptedModel([judged(True, evidence)])
     (answer,) = await grade(Eval("e", "p", assertions=("a",)), Outcome(RESULT), judge=model)
-    assert answer.passed is (len(" ".join(evidence.split())) >= 12 and " ".join(evidence.split()) in ANSWER)
+    flat = " ".join(evidence.split())
+    assert answer.passed is (len(flat) >= 12 and sum(map(str.isalnum, flat)) >= 4 and flat in ANSWER)
+
+
+@pytest.mark.parametrize(
+    "quote", ["------------", "| --- | --- | --- |", "… … … … … … …", "\u0301" * 12, "1. ........ 2."]
+)
+async def test_rulers_and_marks_are_no_evidence(quote):
+    """Punctuation and marks that stand in the answer show nothing, not even where they are all of it."""
+    for text in (f"Delays\n{quote}\nNewark waits longest", quote.replace("1", "").replace("2", "")):
+        model = ScriptedModel([judged(True, quote if quote in text else text)])
+        result = RESULT.model_copy(update={"text": text})
+        (answer,) = await grade(Eval("e", "p", assertions=("a",)), Outcome(result), judge=model)
+        assert answer.passed is False
 
 
 async def test_short_outputs_are_evidence_as_a_whole():

@@ -10,8 +10,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kdskills.evals.report import Thresholds, changes, former_iteration, junit, page, shortfalls, write_report
-from kdskills.evals.results import CheckVerdict, EvalPlan, Iteration, RowResult, write_json
+from kdskills import evals
+from kdskills.evals.reports import Thresholds, changes, former_iteration, junit, page, report, shortfalls
+from kdskills.evals.results import CheckVerdict, EvalPlan, EvalsRefused, Iteration, RowResult, write_json
 from kdskills.evals.runs import figures_of
 
 HOSTILE = (
@@ -128,11 +129,26 @@ def test_the_policy_allows_the_one_style_alone(hostile):
 
 def test_reports_are_written(hostile):
     """Both lie in the iteration, as UTF-8 and as XML that parses, whatever stands in the rows."""
-    path = write_report(hostile, figures_of(hostile))
+    path = report(hostile, figures_of(hostile))
     assert path.read_bytes().decode("utf-8").startswith("<!doctype html>")
     case = ET.fromstring(path.with_name("junit.xml").read_bytes()).find(".//testcase")
     assert case is not None
     assert "alert(1)" in case.attrib["name"]
+
+
+def test_the_library_reports_on_a_folder(tmp_path):
+    """`kdskills.evals` has `read`, `run`, `grade` and `report`; the last takes a folder and finds the figures itself."""
+    assert {"read", "run", "grade", "report"} <= set(evals.__all__)
+    assert all(callable(getattr(evals, name)) for name in ("read", "run", "grade", "report"))
+    made = iteration(rows=[("a", "passed", "a.x"), ("b", "failed", "a.y")])
+    write_json(tmp_path / "plan.json", made.plan.model_dump(mode="json"))
+    lines = [row.model_dump_json() + "\n" for row in made.rows]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    written = evals.report(tmp_path)
+    assert (written, written.with_name("junit.xml").is_file()) == (tmp_path / "report.html", True)
+    assert "recall 0.50" in written.read_text()
+    with pytest.raises(EvalsRefused):
+        evals.report(tmp_path / "nothing")
 
 
 def test_junit_counts_each_status():
@@ -231,8 +247,18 @@ def test_what_cannot_be_told_is_not_enough():
     assert len(shortfalls(nothing, figures_of(nothing), wanted, None)) == 2
 
 
+def test_only_what_is_alike_is_held_to_no_regression():
+    """An iteration of another kind, or with other sides, is no measure: it is said, and falls short."""
+    rows = [("a", "passed", "a.x")]
+    after, wanted = iteration(rows=rows), Thresholds(max_regression=1)
+    for before in (iteration(rows=rows, kind="run"), iteration(rows=rows, sides=("with_skill", "other"))):
+        (words,) = shortfalls(after, figures_of(after), wanted, before)
+        assert words.startswith("no regression can be told")
+    assert shortfalls(after, figures_of(after), wanted, iteration(rows=rows)) == ()
+
+
 def test_the_iteration_before(tmp_path):
-    """It is the one with the number before, of the same kind, where it can be read."""
+    """It is the one with the number before, where it can be read."""
     for number, kind in ((1, "trigger"), (2, "trigger"), (3, "run")):
         folder = tmp_path / f"iteration-{number}"
         folder.mkdir()
@@ -240,6 +266,6 @@ def test_the_iteration_before(tmp_path):
     found = former_iteration(iteration(tmp_path / "iteration-2"))
     assert found is not None
     assert found.folder.endswith("iteration-1")
-    assert former_iteration(iteration(tmp_path / "iteration-3", kind="run")) is None
+    assert former_iteration(iteration(tmp_path / "iteration-3", kind="run")) is not None
     assert former_iteration(iteration(tmp_path / "iteration-1")) is None
     assert former_iteration(iteration(tmp_path / "mine")) is None

@@ -6,50 +6,22 @@ import asyncio
 import json
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kdskills.errors import BadRequest, ModelFailed
+from kdskills.evals.metering import request_tokens
 from kdskills.evals.results import EvalsRefused, EvalWorkspace, read_iteration
-from kdskills.evals.runs import run, trigger_figures
+from kdskills.evals.runs import trigger_figures
 from kdskills.evals.sides import redescribed
 from kdskills.models import ModelReply, Usage
-from kdskills.solver import PlainWiring
+from kdskills.skills.model import estimate_tokens
 from kdskills.testing.models import ScriptedModel, call, say
-from tests.unit.evals.planted import PlantedModel, answer, evaluation, load
-from tests.unit.solver.conftest import FakeExecutor
-
-SKILLS = {"sales": "Reads sales figures.", "brief": "Writes briefs.", "letter": "Writes letters."}
+from tests.unit.evals.planted import PlantedModel, answer, evaluation, load, quoted
 
 NOT_SALES = {"skill": None, "should_trigger": False, "owner": "acme.sales", "must_not": ("acme.sales",)}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The bundle's folder."""
-    root = tmp_path / "shop"
-    for name, description in SKILLS.items():
-        target = root / "skills/acme" / name / "SKILL.md"
-        target.parent.mkdir(parents=True)
-        target.write_text(f"---\nname: {name}\ndescription: {description}\n---\nDo {name}.\n")
-    (root / "skills_descriptor.yaml").write_text("custom_skills_root: skills\n")
-    return root
-
-
-@pytest.fixture
-def evaluate(folder, tmp_path):
-    """Return a function that runs evaluations with planted replies by id, and gives the iteration; `.model` is the last model."""
-
-    async def make(evals, planted, kind="trigger", **options):
-        replies = {name if name.startswith("prompt") else f"prompt {name}": each for name, each in planted.items()}
-        make.model = options.pop("model", None) or PlantedModel(replies)
-        wiring = PlainWiring(executors={"fake": FakeExecutor()}, models=options.pop("models", {}))
-        workspace = tmp_path / "work"
-        given = {"workspace": workspace, "wiring": wiring, "model": make.model} | options
-        return await run(folder, evals, kind, **given)
-
-    return make
 
 
 def written(iteration, *names):
@@ -167,11 +139,6 @@ async def test_with_and_without(evaluate, folder):
     assert iteration.rows[1].folder == "eval-sum/without_skill"
 
 
-def quoted(text):
-    """A judge's yes, with its evidence."""
-    return call("final_answer", passed=True, evidence=text)
-
-
 async def test_outcomes_are_graded_by_checks_and_a_judge(evaluate):
     """Both sides are held to the same checks and assertions; the judge's calls are no tokens of the row, and are told by name."""
 
@@ -249,6 +216,44 @@ async def test_the_ceiling_stops_before(evaluate):
     assert (len(rest.rows), rest.missing, len(evaluate.model.requests)) == (6, 0, 4)
 
 
+async def test_the_ceiling_counts_all_that_is_sent(evaluate):
+    """Tools are part of a request: where only its texts would fit, no call begins."""
+    await evaluate([evaluation("a")], {"a": [answer()]})
+    request = evaluate.model.requests[0]
+    texts = estimate_tokens(request.instructions) + estimate_tokens(request.messages[0].text)
+    assert request_tokens(request) > texts + 100
+    refused = await evaluate([evaluation("a")], {"a": [answer()]}, max_tokens_total=texts + 100)
+    assert (refused.rows, refused.missing, evaluate.model.requests) == ((), 1, [])
+
+
+async def test_what_a_ceiling_broke_off_is_kept_and_counted(evaluate):
+    """A row that had begun stays with its tokens, an error that is run again; its tokens count when it is gone on with."""
+    big = replace(call("react_write", path="note.txt", text="half"), usage=Usage(10, 49_990))
+    planted = {"a": [big, answer()]}
+    broken = await evaluate([evaluation("a")], planted, max_tokens_total=70_000)
+    assert [(row.status, row.error and row.error[0], row.tokens) for row in broken.rows] == [
+        ("error", "ceiling_met", 50_000)
+    ]
+    again = await evaluate([evaluation("a")], planted, max_tokens_total=90_000, resume=True)
+    assert (len(evaluate.model.requests), again.tokens_spent) == (1, 100_000)
+    assert (read_iteration(again.folder).tokens_spent, len(again.rows)) == (100_000, 1)
+
+
+async def test_the_ceiling_counts_the_judge(evaluate):
+    """Its tokens are told beside those of the row, stop the run, and count when it is gone on with; the turn is kept."""
+    row = evaluation("sum", assertions=("It is done.",))
+    yes = replace(quoted("it is done now"), usage=Usage(10, 59_990))
+    judge = ScriptedModel([yes, yes])
+    planted = {"sum": [answer("it is done now")]}
+    first = await evaluate([row], planted, "run", judge=judge, max_tokens_total=80_000)
+    assert [(each.status, each.tokens, each.judge_tokens) for each in first.rows] == [("passed", 110, 60_000)]
+    assert (first.missing, len(judge.requests), first.tokens_spent) == (1, 1, 60_110)
+    again = await evaluate([row], planted, "run", judge=judge, max_tokens_total=60_500, resume=True)
+    assert (again.rows, evaluate.model.requests, len(judge.requests)) == (first.rows, [], 1)
+    rest = await evaluate([row], planted, "run", judge=judge, max_tokens_total=150_000, resume=True)
+    assert [each.status for each in rest.rows] == ["passed", "passed"]
+
+
 async def test_rows_run_at_once(evaluate):
     """As many rows as jobs are asked about at the same time, and no more."""
     both, at_once = asyncio.Barrier(2), []
@@ -317,6 +322,27 @@ async def test_another_plan_is_not_gone_on_with(evaluate, folder):
     (folder / "skills/acme/sales/SKILL.md").write_text("---\nname: sales\ndescription: New.\n---\nDo.\n")
     with pytest.raises(EvalsRefused, match="digests"):
         await evaluate([evaluation("a")], {}, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "trigger"])
+async def test_no_workspace_lies_in_the_bundle(evaluate, folder, tmp_path, kind):
+    """By its path, by a link, or by a link among its parents: it is refused, and nothing is made there."""
+    (tmp_path / "link").symlink_to(folder / "skills")
+    (tmp_path / "shop-workspace").symlink_to(folder)
+    for workspace in (folder / "results", folder, tmp_path / "link/new", tmp_path / "link", None):
+        with pytest.raises(EvalsRefused) as refused:
+            await evaluate([evaluation("a")], {"a": [answer()]}, kind, workspace=workspace)
+        assert refused.value.code == "workspace_inside"
+    assert sorted(path.name for path in folder.iterdir()) == ["skills", "skills_descriptor.yaml"]
+
+
+async def test_no_iteration_behind_a_link_is_gone_on_with(evaluate, tmp_path):
+    """What a link leads to may be somebody else's: nothing is appended to it."""
+    first = await evaluate([evaluation("a")], {"a": [ModelFailed("x")]}, workspace=tmp_path / "other")
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/iteration-1").symlink_to(first.folder)
+    with pytest.raises(EvalsRefused, match="is a link"):
+        await evaluate([evaluation("a")], {"a": [answer()]}, resume=True)
 
 
 async def test_one_run_at_a_time(evaluate, tmp_path):

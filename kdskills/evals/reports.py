@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from kdskills.errors import FileRefused, StrPath
 from kdskills.evals.figures import NOTHING, Share, confusion, share, spread
 from kdskills.evals.results import OUTPUTS, TRANSCRIPT, EvalForm, EvalsRefused, Iteration, RowResult, read_iteration
+from kdskills.evals.runs import figures_of
 from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import printable_path, read_file, walk_tree
 
@@ -96,7 +97,7 @@ def _change(old: RowResult | None, new: RowResult | None) -> Change | None:
 
 
 def former_iteration(iteration: Iteration, folder: StrPath | None = None) -> Iteration | None:
-    """Return the iteration in *folder*, else of the same kind with the number before in the same workspace, or None.
+    """Return the iteration in *folder*, else the one with the number before in the same workspace, or None.
 
     Raises EvalsRefused: the one in *folder* cannot be read.
     """
@@ -108,7 +109,12 @@ def former_iteration(iteration: Iteration, folder: StrPath | None = None) -> Ite
         former = read_iteration(path.with_name(f"iteration-{int(number) - 1}"))
     except (EvalsRefused, ValueError):
         return None
-    return former if former.plan.kind == iteration.plan.kind else None
+    return former
+
+
+def comparable(before: Iteration, after: Iteration) -> bool:
+    """Whether two iterations are of the same kind and sides, so that falling behind means something."""
+    return (before.plan.kind, before.plan.sides) == (after.plan.kind, after.plan.sides)
 
 
 def passed_share(rows: Sequence[RowResult]) -> Share:
@@ -142,7 +148,10 @@ def shortfalls(
         if not passed.total or passed.value < wanted.min_pass:
             words = f"{passed.value:.2f} of the rows pass" if passed.total else "no row was judged"
             problems.append(f"{words}; at least {wanted.min_pass:.2f} is asked for")
-    if wanted.max_regression is not None and before is not None:
+    if wanted.max_regression is not None and before is not None and not comparable(before, iteration):
+        was, now = (f"{each.plan.kind} of {', '.join(each.plan.sides)}" for each in (before, iteration))
+        problems.append(f"no regression can be told: the iteration before is {was}, this one {now}")
+    elif wanted.max_regression is not None and before is not None:
         judged = {"passed", "failed"}
         old = {row.key: row for row in before.rows if row.status in judged}
         both = [row for row in rows if row.key in old and row.status in judged]
@@ -182,8 +191,13 @@ def _xml(text: str) -> str:
     )
 
 
-def write_report(iteration: Iteration, figures: Mapping[str, Any]) -> Path:
-    """Write `report.html` and `junit.xml` into an iteration's folder, each in one step; returns the page's path."""
+def report(iteration: Iteration | StrPath, figures: Mapping[str, Any] | None = None) -> Path:
+    """Write `report.html` and `junit.xml` into an iteration's folder, each in one step; returns the page's path.
+
+    *figures* are those of `figures_of`, if somebody has them already. Raises EvalsRefused: the folder is no iteration.
+    """
+    iteration = iteration if isinstance(iteration, Iteration) else read_iteration(iteration)
+    figures = figures_of(iteration) if figures is None else figures
     folder = Path(iteration.folder)
     replace_file(folder / JUNIT, junit(iteration))
     replace_file(folder / REPORT, page(iteration, figures).encode("utf-8", "replace"))
