@@ -246,7 +246,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 LATER = {
     "search": 1_500,
     "doors": 340,
-    "app": 13_000,
+    "app": 3_500,
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_700,
@@ -268,14 +268,15 @@ LATER = {
     "publish": 700,
     "lint": 900,
     "evals": 3_900,
+    "looking": 1_700,
 }
 """Lines that what was built after the measures were set may have."""
 
 LIMITS = {
-    "lines": 90_500 + sum(LATER.values()),
+    "lines": 60_000 + sum(LATER.values()),
     "remote": 9_000,
     "jobs": 6_000,
-    "app": 13_000 + LATER["app"],
+    "app": 8_000 + LATER["app"] + LATER["looking"],
     "files": 332,
     "empty": 1,
     "shared": 12,
