@@ -186,17 +186,17 @@ def open_file(root: str | Path, relative: str) -> Iterator[BufferedReader]:
         yield stream
 
 
-def walk_tree(root: str | Path, below: str = "") -> list[TreeEntry]:
+def walk_tree(root: str | Path, below: str = "", *, most: int | None = None) -> list[TreeEntry]:
     """List every file of the folder *below* a root, dot files too, ordered by the bytes of the path in that folder.
 
     Folders appear only through their files; links are named, not followed, and lead to no folder but the root. What
-    goes while it is listed is not listed. Raises FileRefused when a folder cannot be opened, or lies deeper than 64
+    goes while it is listed is not listed. Of more than *most* the rest is not looked at, whichever it is. Raises FileRefused when a folder cannot be opened, or lies deeper than 64
     folders (`too_deep`).
     """
     entries: list[TreeEntry] = []
     parts = split_relative(below) if below else ()
     with _folder(root, parts, below or ".", "the tree's root cannot be opened") as folder:
-        _walk(folder, "", 0, entries)
+        _walk(folder, "", 0, entries, most)
     return sorted(entries, key=lambda entry: os.fsencode(entry.path))
 
 
@@ -213,18 +213,20 @@ def walk_shown(root: str | Path, below: str = "") -> list[TreeEntry]:
     return [entry for entry in walk_tree(root, below) if not is_withheld(entry.path)]
 
 
-def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry]) -> None:
+def _walk(folder: int, prefix: str, depth: int, tree_entries: list[TreeEntry], most: int | None) -> None:
     if depth > MAX_DEPTH:
         raise FileRefused(f"{prefix!r} is deeper than {MAX_DEPTH} folders", code="too_deep", path=prefix.rstrip("/"))
     with os.scandir(folder) as entries:
         for entry in entries:
+            if most is not None and len(tree_entries) >= most:
+                return
             path = prefix + entry.name
             try:
                 facts = entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(facts.st_mode):
                     deeper = open_folder_at(folder, entry.name, path)
                     try:
-                        _walk(deeper, path + "/", depth + 1, tree_entries)
+                        _walk(deeper, path + "/", depth + 1, tree_entries, most)
                     finally:
                         os.close(deeper)
                     continue

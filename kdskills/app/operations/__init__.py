@@ -21,6 +21,10 @@ else:  # imported with the first operation
 _FILES: Final = ("path_missing", "bundle_untrusted")
 _CHECK: Final = ("check_code_unknown", *_FILES)
 _VIEW: Final = ("no_bundle", "bundle_untrusted", "not_yours_to_say")
+_FILE: Final = (
+    *("unknown_skill", "denied", "invalid_argument", "path_denied", "resource_not_found"),
+    *("not_a_file", "not_text", "too_large", "skill_unreadable"),
+)
 _READ: Final = ("not_found", "project_invalid", "database_unavailable")
 _TOKEN: Final = ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ)
 _WORK: Final = ("not_found", "database_unavailable", "missing_extra")
@@ -115,6 +119,8 @@ _ROWS: Final = (
     _look("skills.matrix", "Show what each consumer may do with each skill.", "matrix:matrix", _VIEW),
     _look("skills.search", "Find the skills that fit a task.", "showing:search", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
+    _look("skills.files", "Show which files a skill has.", "skill_files:list_files", (*_FILE, *_VIEW)),
+    _look("skills.file", "Give a piece of a skill's file.", "skill_files:read_piece", (*_FILE, *_VIEW)),
     _look(
         "skills.render",
         "Render the prompt a solver sends, a catalog, or an instruction block.",

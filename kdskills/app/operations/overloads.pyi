@@ -40,6 +40,7 @@ from kdskills.app.operations.projects import (
 )
 from kdskills.app.operations.scripts import ScriptRunOutput, StartsOutput
 from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
+from kdskills.app.operations.skill_files import SkillFileOutput, SkillFilesOutput
 from kdskills.app.operations.supply import (
     AnchorRow,
     AnchorsOutput,
@@ -102,6 +103,14 @@ class OperationCalls:
     async def call(
         self, operation: Literal["skills.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> ShowOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.files"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SkillFilesOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.file"], *, emit: Emit | None = None, **arguments: Any
+    ) -> SkillFileOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.render"], *, emit: Emit | None = None, **arguments: Any
@@ -378,6 +387,10 @@ class OperationCalls:
     def run(self, operation: Literal["skills.search"], **arguments: Any) -> SearchOutput: ...
     @overload
     def run(self, operation: Literal["skills.show"], **arguments: Any) -> ShowOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.files"], **arguments: Any) -> SkillFilesOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.file"], **arguments: Any) -> SkillFileOutput: ...
     @overload
     def run(self, operation: Literal["skills.render"], **arguments: Any) -> RenderOutput: ...
     @overload

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
@@ -389,19 +389,40 @@ class ShowOutput(Output):
     diagnostics: tuple[Finding, ...]
 
 
+class AskedSkill(NamedTuple):
+    """A skill that the caller may have, and the view that granted it."""
+
+    subsystem: SkillsSubsystem
+    view: SkillView
+    answer: Granted
+
+    @property
+    def skill(self) -> Skill:
+        """The skill."""
+        return self.answer.skill
+
+
+async def asked_skill(bundles: BundleLoader, arguments: RefInput, context: Context) -> AskedSkill:
+    """Return the skill a reference means, if the consumer may have it. Raises BadRequest with the code of the refusal."""
+    subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
+    view = arguments.view_of(subsystem, context)
+    answer = arguments.answer(view, context, subsystem)
+    if isinstance(answer, Granted):
+        return AskedSkill(subsystem, view, answer)
+    similar: tuple[str, ...] = ()
+    if context.identity.sees_all and answer.code == "unknown_skill":
+        similar = suggestions(subsystem, arguments.ref)
+    hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+    message = f"{arguments.ref}: {answer.reason}{hint}"
+    raise BadRequest(message, code=answer.code, ref=arguments.ref, full_id=answer.full_id)
+
+
 async def show_skill(
     bundles: BundleLoader, environments: Environments, arguments: RefInput, context: Context
 ) -> ShowOutput:
     """Show one skill in full, if the consumer may have it."""
-    subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
-    view = arguments.view_of(subsystem, context)
-    answer = arguments.answer(view, context, subsystem)
+    subsystem, view, answer = await asked_skill(bundles, arguments, context)
     sees_all = context.identity.sees_all
-    if isinstance(answer, Refused):
-        similar = suggestions(subsystem, arguments.ref) if sees_all and answer.code == "unknown_skill" else ()
-        hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
-        message = f"{arguments.ref}: {answer.reason}{hint}"
-        raise BadRequest(message, code=answer.code, ref=arguments.ref, full_id=answer.full_id)
     skill = answer.skill
     visible = None if sees_all else visible_skills(view, context.identity)
     granting = answer.diagnostics if sees_all else ()
