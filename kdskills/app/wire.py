@@ -70,6 +70,7 @@ STATUS: Final[Mapping[str, int]] = {
     "internal_error": 500,
     "method_not_allowed": 405,
     "missing_extra": 501,
+    "range_not_satisfiable": 416,
     "rate_limited": 429,
     "too_much_work": 429,
     "storage_full": 507,

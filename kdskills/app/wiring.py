@@ -159,7 +159,7 @@ class Storage:
             database_folder(url, state_dir)
             upgrade(database, "service")
 
-        return Database(url, label="the service's database", prepare=prepare)
+        return Database(url, label="the service's database", prepare=prepare, role="service")
 
     @cached_property
     def projects(self) -> Projects:

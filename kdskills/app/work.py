@@ -13,13 +13,22 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kdskills.app.settings import Settings, settings_line
-from kdskills.errors import CallerMustAct, CallRefused, Conflict, ExecRefused, FileRefused, NotFound, OperatorMustAct
+from kdskills.errors import (
+    CallerMustAct,
+    CallRefused,
+    Conflict,
+    ExecRefused,
+    FileRefused,
+    KdskillsError,
+    NotFound,
+    OperatorMustAct,
+)
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.egress import granted
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
@@ -70,6 +79,10 @@ START_S: Final = 30.0
 LARGE: Final = 64 * 1024
 """Characters of base64 beyond which an input leaves the record of its task, which is read many times a second while somebody
 waits, for the store of artifacts."""
+
+
+GONE: Final = frozenset({"not_found", "version_missing", "root_missing", "root_changed"})
+"""Codes of versions of skills that cannot be had any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,6 +413,42 @@ class WorkService:
         )
         return RunPlace(placement=placement, level=engine.level, has_files=skill.folder is not None)
 
+    async def same_version(self, run_place: RunPlace, project: str, before: Placement) -> RunPlace:
+        """Return *run_place* with the files a skill had in *before*, and so with those of the skills it imported.
+
+        What the caller is granted decides *run_place*; of that, an uploaded skill is taken in the version it was, also when
+        another one is active. Raises Conflict, `version_gone`.
+        """
+        placement = run_place.placement
+        if placement.version_hash == before.version_hash:
+            return run_place
+        granted_mounts = {mount.id: mount for mount in placement.skills}
+        mounts = [
+            await self._same_mount(granted_mounts.get(mount.id), project, mount, before) for mount in before.skills
+        ]
+        versions = before.model_dump(include={"version_hash", "tree_digest", "uploaded"})
+        return replace(run_place, placement=placement.model_copy(update={"skills": tuple(mounts), **versions}))
+
+    async def _same_mount(
+        self, current: SkillMount | None, project: str, mount: SkillMount, before: Placement
+    ) -> SkillMount:
+        if current is not None and current.tree == mount.tree:
+            return current
+        name = mount.id.rpartition(".")[2]
+        words = f"version {before.version_hash} of {before.skill_name} is not there any more"
+        if current is None or name not in before.uploaded:
+            raise Conflict(f"{words}: {mount.id} has other files now", code="version_gone", skill_name=mount.id)
+        try:
+            folder = await self.storage.projects.folder(project, name, before.uploaded[name])
+            mount = SkillMount(mount.id, folder, mount.tree)
+            if self.settings.work_database.startswith("sqlite"):
+                mount = SkillMount(mount.id, await asyncio.to_thread(stage_skill, mount, cache_dir()), mount.tree)
+        except KdskillsError as error:
+            if error.code not in GONE:
+                raise
+            raise Conflict(f"{words}: {error.message}", code="version_gone", skill_name=mount.id) from error
+        return mount
+
     async def task(self, identity: Identity, item: str) -> TaskHead:
         """Return a task of the caller; administrators see those of every agent of their project. Raises NotFound."""
         return await self.client.head(TaskHead, scope_of(identity), item, any_agent=identity.may("admin"))
@@ -408,8 +457,10 @@ class WorkService:
         """Return a job, as `task`. Raises NotFound."""
         return await self.client.head(JobHead, scope_of(identity), item, any_agent=identity.may("admin"))
 
-    async def submit(self, identity: Identity, spec: Spec, key: str | None, body: str) -> Any:
-        """Submit a task or job, and hold the versions it uses until it is over; return its head.
+    async def submit(
+        self, identity: Identity, spec: Spec, key: str | None, body: str, *, repeat_of: str | None = None
+    ) -> Any:
+        """Submit a task or job, which may be a repeat of another, and hold the versions it uses until it is over; return its head.
 
         Raises NotFound for an artifact it takes that is not there for this caller, and TooMuchWork.
         """
@@ -428,7 +479,7 @@ class WorkService:
             if uploaded:
                 self.storage.projects.hold(link, scope.project, item, uploaded)
 
-        return await self.client.submit(spec, key=key, body_hash=body, hook=count_and_hold)
+        return await self.client.submit(spec, key=key, body_hash=body, hook=count_and_hold, repeat_of=repeat_of)
 
     async def _spooled(self, scope: Scope, part: Any) -> Any:
         """Return a task or step with its large inputs in the store of artifacts, which is opened only for those."""

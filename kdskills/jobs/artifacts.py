@@ -439,6 +439,15 @@ class ArtifactStore:
         """Return the bytes *begin* to *end*; only whole contents can be checked against the digest. Raises NotFound."""
         return await self._blobs.piece(blob_key(project, sha256), begin, end) if end > begin else b""
 
+    async def pieces(self, project: str, sha256: str, begin: int, end: int) -> AsyncIterator[bytes]:
+        """Stream the bytes *begin* to *end*. Raises NotFound, `artifact_missing`."""
+        while begin < end:
+            data = await self.piece(project, sha256, begin, min(begin + CHUNK, end))
+            if not data:
+                raise ArtifactCorrupt(f"the artifact {sha256[:12]}… is shorter than what was stored", sha256=sha256)
+            begin += len(data)
+            yield data
+
     async def has(self, project: str, sha256: str) -> bool:
         """Whether the bytes of a digest are kept for this project."""
         return await self._blobs.size(blob_key(project, sha256)) is not None

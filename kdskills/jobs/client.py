@@ -156,11 +156,23 @@ class JobsClient:
 
     @overload
     async def submit(
-        self, spec: TaskSpec, *, key: str | None = None, body_hash: str = "", hook: SubmissionHook | None = None
+        self,
+        spec: TaskSpec,
+        *,
+        key: str | None = None,
+        body_hash: str = "",
+        hook: SubmissionHook | None = None,
+        repeat_of: str | None = None,
     ) -> TaskHead: ...
     @overload
     async def submit(
-        self, spec: JobSpec, *, key: str | None = None, body_hash: str = "", hook: SubmissionHook | None = None
+        self,
+        spec: JobSpec,
+        *,
+        key: str | None = None,
+        body_hash: str = "",
+        hook: SubmissionHook | None = None,
+        repeat_of: str | None = None,
     ) -> JobHead: ...
     async def submit(
         self,
@@ -169,8 +181,9 @@ class JobsClient:
         key: str | None = None,
         body_hash: str = "",
         hook: SubmissionHook | None = None,
+        repeat_of: str | None = None,
     ) -> TaskHead | JobHead:
-        """Write the head of a task or job and enqueue it, in one transaction.
+        """Write the head of a task or job, which may be a repeat of another, and enqueue it, in one transaction.
 
         The same idempotency *key* with the same *body_hash* is the same work. *hook* is called in the transaction when
         the work is new; what it raises leaves nothing of it. Raises BadRequest for steps that do not make a graph,
@@ -187,7 +200,7 @@ class JobsClient:
 
         def change(link: sa.Connection) -> TaskHead | JobHead:
             home = None if work.pooled else work.host
-            row = new_row(item, spec, session_key, body_hash=body_hash, home=home)
+            row = new_row(item, spec, session_key, body_hash=body_hash, home=home, repeat_of=repeat_of)
             if spec.session_id is not None:
                 # later than everything of its session that is not over: clocks may differ, or stand still
                 row["created_at"] = max(row["created_at"], work.queue.last_of_session(link, session_key) + 1)

@@ -315,7 +315,8 @@ class Work:
         state_folder(state_dir)
         self.host = host_id(state_dir)
         self.tables = WorkTables()
-        self.database = Database(url, label="the database of background work")
+        role = "client" if starter is None else "worker"
+        self.database = Database(url, label="the database of background work", role=role)
         self.records = WorkRecords(self.tables, self.database.dialect)
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")

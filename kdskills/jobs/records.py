@@ -229,8 +229,11 @@ class WorkRecords:
         table, scope = self.table(kind.KIND), query_filter.scope
         wanted = {name: getattr(query_filter, name) for name in ("session_id", "job_id", "skill_name")}
         wanted |= {"tenant": scope.tenant, "project": scope.project}
-        wanted["agent"] = None if query_filter.any_agent else scope.agent
         query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
+        if not query_filter.any_agent:
+            # with a skill its index is the one to use: without statistics SQLite would take the agent's, and walk through all of it
+            agent = table.c.agent if query_filter.skill_name is None else sa.func.coalesce(table.c.agent, "")
+            query = query.where(agent == scope.agent)
         if query_filter.status:
             query = query.where(table.c.status.in_(query_filter.status))
         if kind.KIND == "task" and not query_filter.steps:

@@ -351,6 +351,10 @@ class Projects:
                 return SkillFile(await self._folders.ensure(project, row) / path, file)
         raise NotFound(f"skill {name!r} has no file {path!r}", skill=name, version=row.version, path=path)
 
+    async def folder(self, project: str, name: str, version: str) -> Path:
+        """Return the folder of a version, active or not, on this machine. Raises NotFound, VersionMissing."""
+        return await self._folders.ensure(project, await self.version(project, name, version))
+
     async def skills(self, project: str) -> ProjectSkills:
         """Return all that agents may be granted: built-in, plugins', the bundle's, uploaded. Raises BundleError."""
         skills = await self._skills(project, existing_only=False)

@@ -7,6 +7,8 @@ the service are one Alembic tree with a branch for each part (see `migrations/RE
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import sqlite3
 import threading
 import time
@@ -154,6 +156,8 @@ class Database:
         label: Whose database it is, in words, such as `the session store`.
         failure: Class of the error for a database that does not answer, or a URL that is none.
         prepare: Called once, before the first question or change: it makes or upgrades tables through `engine`.
+        role: What this process is to the database: PostgreSQL lists its connections as `kdskills ROLE HOSTNAME/PID`, unless
+            the URL names them.
     """
 
     def __init__(
@@ -163,8 +167,10 @@ class Database:
         label: str = "the database",
         failure: type[KdskillsError] = DatabaseUnavailable,
         prepare: Callable[[Database], None] | None = None,
+        role: str = "client",
     ) -> None:
         self.label = label
+        self._role = role
         self._failure = failure
         self._prepare = prepare
         self._preparing = threading.RLock()
@@ -183,8 +189,12 @@ class Database:
             url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
         # a file is never away, and opening it anew costs more than keeping it open
         pool = {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
+        options = dict[str, Any](pool)
         try:
-            engine = sa.create_engine(url, hide_parameters=True, **pool)
+            if url.startswith("postgresql") and "application_name" not in sa.make_url(url).query:
+                name = f"kdskills {self._role} {socket.gethostname()[:30]}/{os.getpid()}"
+                options["connect_args"] = {"application_name": name}
+            engine = sa.create_engine(url, hide_parameters=True, **options)
         except ImportError:
             raise MissingExtra(f"{self.label} in PostgreSQL", "jobs") from None
         except sa.exc.ArgumentError:

@@ -32,6 +32,7 @@ _START: Final = (
     *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
     *("engine_unavailable", "isolation_too_weak", "too_much_work", *_WORK),
 )
+_AGAIN: Final = ("work_not_over", "version_gone", "inputs_gone", *_START)
 _ARTIFACT: Final = (*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable")
 _TOOL: Final = (
     *("invalid_argument", "skill_not_found", "skill_unreadable", "path_not_found"),
@@ -99,6 +100,7 @@ _conversation = partial(Shipped, errors=_CONVERSATION, profile="operator", scope
 _supply = partial(Shipped, errors=_supply_errors, profile="author", scope="skills:write", local=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
+_again = partial(Shipped, errors=_AGAIN, profile="author", scope="work:run", ui_allowed=True)
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
 
 _ROWS: Final = (
@@ -309,6 +311,8 @@ _ROWS: Final = (
     _start(
         "skills.start_job", "Start steps of a skill, in order or as a graph.", "work_run:start_job", ui_allowed=True
     ),
+    _again("tasks.again", "Start the command of a task that is over again.", "work_again:task_again"),
+    _again("jobs.again", "Start the steps of a job that is over again.", "work_again:job_again"),
     _work(
         "skills.task_status",
         "Show how a task stands.",

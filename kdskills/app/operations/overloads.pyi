@@ -53,6 +53,7 @@ from kdskills.app.operations.supply import (
 from kdskills.app.operations.table import Context, Emit
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
+from kdskills.app.operations.work_again import RepeatedOutput
 from kdskills.app.operations.work_follow import (
     ArtifactOutput,
     CancelOutput,
@@ -317,6 +318,10 @@ class OperationCalls:
     ) -> StartedJobOutput: ...
     @overload
     async def call(
+        self, operation: Literal["tasks.again", "jobs.again"], *, emit: Emit | None = None, **arguments: Any
+    ) -> RepeatedOutput: ...
+    @overload
+    async def call(
         self,
         operation: Literal["skills.task_status", "skills.task_watch"],
         *,
@@ -497,6 +502,8 @@ class OperationCalls:
     def run(self, operation: Literal["skills.run_service"], **arguments: Any) -> ServiceOutput: ...
     @overload
     def run(self, operation: Literal["skills.start_job"], **arguments: Any) -> StartedJobOutput: ...
+    @overload
+    def run(self, operation: Literal["tasks.again", "jobs.again"], **arguments: Any) -> RepeatedOutput: ...
     @overload
     def run(self, operation: Literal["skills.task_status", "skills.task_watch"], **arguments: Any) -> TaskSnapshot: ...
     @overload

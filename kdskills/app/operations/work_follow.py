@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
+from kdskills.app.logs import without_secrets
 from kdskills.app.operations.models import MAX_PAGE, Output, PageInput, PageOutput, decode_moment, encode_moment
 from kdskills.app.operations.work_run import (
     DAY,
@@ -154,6 +156,7 @@ class ListInput(Arguments, PageInput):
     status: Literal["queued", "starting", "running", "succeeded", "failed", "canceled"] | None = Field(
         None, description="In this state only."
     )
+    skill_name: SkillName | None = Field(None, description="Of the skill of this full id only.")
     limit: int = Field(50, ge=1, le=MAX_PAGE, description="How many at most.")
 
 
@@ -185,6 +188,8 @@ class TaskSnapshot(Output):
         exposed_endpoints_active: Whether the endpoints can be reached now.
         watch_timeout: Whether a watch gave up before the task ended.
         query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
+        command: Program and arguments; text was run by `/bin/sh -c`. What looks like a secret in them is masked.
+        repeat_of: The task it does again.
     """
 
     task_id: str | None
@@ -196,6 +201,8 @@ class TaskSnapshot(Output):
     tree_digest: str
     session_id: str | None
     job_id: str | None = None
+    repeat_of: str | None = None
+    command: tuple[str, ...]
     workdir: str
     startup_ready: bool | None
     created_at: datetime
@@ -248,9 +255,10 @@ class StepSnapshot(Output):
 
 
 class JobSnapshot(Output):
-    """A job as it is now; `current_step_index` is -1 before the first step."""
+    """A job as it is now; `current_step_index` is -1 before the first step, `repeat_of` the job it does again."""
 
     job_id: str
+    repeat_of: str | None = None
     status: JobStatus
     skill_name: str
     version_hash: str
@@ -323,6 +331,7 @@ class TaskRow(Output):
     skill_name: str
     session_id: str | None
     job_id: str | None
+    repeat_of: str | None = None
     command: tuple[str, ...]
     created_at: datetime
     started_at: datetime | None
@@ -339,6 +348,7 @@ class JobRow(Output):
     status: JobStatus
     skill_name: str
     session_id: str
+    repeat_of: str | None = None
     current_step_index: int
     steps: int
     created_at: datetime
@@ -372,6 +382,11 @@ def endpoints_of(head: TaskHead) -> tuple[ExposedEndpoint, ...]:
     running = {item.port: item for item in head.endpoints} if head.status == "running" else {}
     ports = head.spec.service.expose_ports if head.spec.service is not None else ()
     return tuple(ExposedEndpoint.of(running.get(port), port=port) for port in ports)
+
+
+def masked_words(argv: Iterable[str]) -> tuple[str, ...]:
+    """Return the words of a command as they are shown, with what looks like a secret masked as in logs."""
+    return tuple(without_secrets(word) for word in argv)
 
 
 def step_of(step: StepHead, tails: Tails | None = None) -> StepSnapshot:
@@ -411,6 +426,7 @@ async def _task(work: WorkService, head: TaskHead, tail_bytes: int, **facts: Any
     usual = {
         "task_id": head.id,
         "workdir": workdir_of(head.spec.command.cwd),
+        "command": masked_words(head.spec.command.argv),
         "startup_ready": None if head.mode == "batch" else head.ready_at is not None,
         "cancel_requested": head.cancel_at is not None,
         "exposed_endpoints": endpoints_of(head),
@@ -568,7 +584,10 @@ class ArtifactOutput(Artifact):
 async def list_tasks(work: WorkService, arguments: TaskListInput, context: Context) -> TaskList:
     """List the caller's tasks; administrators see those of every agent."""
     page, following = await _page(work, TaskHead, arguments, context, job_id=arguments.job_id, steps=arguments.steps)
-    rows = [TaskRow.of(*sources_of(each), each.scope, task_id=each.id, command=each.spec.command.argv) for each in page]
+    rows = [
+        TaskRow.of(*sources_of(each), each.scope, task_id=each.id, command=masked_words(each.spec.command.argv))
+        for each in page
+    ]
     return TaskList(tasks=tuple(rows), next_cursor=following)
 
 
@@ -587,6 +606,7 @@ async def _page(
         scope_of(context.identity),
         status=() if arguments.status is None else (arguments.status,),
         session_id=arguments.session_id,
+        skill_name=arguments.skill_name,
         before=None if arguments.cursor is None else decode_moment(arguments.cursor),
         limit=arguments.limit + 1,  # one row more tells whether there is a next page
         any_agent=context.identity.may("admin"),

@@ -574,14 +574,15 @@ CALLERS_ERRORS: Final[Mapping[str, type[KdskillsError]]] = {
 """What the caller changes when a command could not be started; everything else is for the operator."""
 
 
-async def _run_place(work: WorkService, operation: str, arguments: Any, context: Context) -> RunPlace:
+async def run_place_of(work: WorkService, operation: str, arguments: Any, context: Context) -> RunPlace:
+    """Return where an operation's command runs, once the gate has granted its skill. Raises as `WorkService.run_place`."""
     told = arguments.model_dump(mode="json", exclude={"skill_name"})
     return await work.run_place(context.identity, arguments.skill_name, operation, arguments.session_id, told)
 
 
 async def activate(work: WorkService, arguments: ActivateInput, context: Context) -> ActivateOutput:
     """Make a skill's files ready where commands run."""
-    run_place = await _run_place(work, "skills.activate", arguments, context)
+    run_place = await run_place_of(work, "skills.activate", arguments, context)
     placement = run_place.placement
     remote = run_place.level == IsolationLevel.VM
     if remote:  # the engine delivers the files into the session's sandbox, and checks their digest there
@@ -601,7 +602,7 @@ async def activate(work: WorkService, arguments: ActivateInput, context: Context
 
 async def run_cmd(work: WorkService, arguments: RunInput, context: Context) -> RunOutput:
     """Run a command and return what it did."""
-    run_place = await _run_place(work, "skills.run_cmd", arguments, context)
+    run_place = await run_place_of(work, "skills.run_cmd", arguments, context)
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits, sync=True)
     body = body_hash("skills.run_cmd", arguments, spec.scope)
     head = await work.run(context.identity, spec, context.idempotency_key, body)
@@ -637,13 +638,8 @@ async def _started(
     **facts: Any,
 ) -> Started:
     """Submit a task, and return what is told of it, *facts* among that."""
-    run_place = await _run_place(work, operation, arguments, context)
-    if isinstance(arguments, RunServiceInput) and run_place.level == IsolationLevel.VM:
-        raise ExecRefused(
-            f"services need an engine of this machine; {run_place.placement.engine} is remote",
-            code="service_not_supported",
-            who="caller",
-        )
+    run_place = await run_place_of(work, operation, arguments, context)
+    require_service_engine(arguments, run_place)
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash(operation, arguments, spec.scope)
     head = await work.submit(context.identity, spec, context.idempotency_key, body)
@@ -651,9 +647,19 @@ async def _started(
     return model.of(head, head.spec, head.spec.placement, **facts)
 
 
+def require_service_engine(arguments: BaseModel, run_place: RunPlace) -> None:
+    """Raise ExecRefused, `service_not_supported`, for a service whose engine is not on this machine."""
+    if isinstance(arguments, RunServiceInput) and run_place.level == IsolationLevel.VM:
+        raise ExecRefused(
+            f"services need an engine of this machine; {run_place.placement.engine} is remote",
+            code="service_not_supported",
+            who="caller",
+        )
+
+
 async def start_job(work: WorkService, arguments: StartJobInput, context: Context) -> StartedJobOutput:
     """Start steps that run as tasks of one session."""
-    run_place = await _run_place(work, "skills.start_job", arguments, context)
+    run_place = await run_place_of(work, "skills.start_job", arguments, context)
     spec = job_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash("skills.start_job", arguments, spec.scope)
     head = await work.submit(context.identity, spec, context.idempotency_key, body)

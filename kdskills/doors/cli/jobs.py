@@ -114,14 +114,19 @@ def kind_of(item: str) -> str:
 
 @app.command("list")
 def list_work(
-    ctx: typer.Context, status: Status = None, limit: Limit = 20, cursor: Cursor = None, as_json: Json = False
+    ctx: typer.Context,
+    status: Status = None,
+    skill: Annotated[str | None, typer.Option("--skill", help="Only of the skill of this full id.")] = None,
+    limit: Limit = 20,
+    cursor: Cursor = None,
+    as_json: Json = False,
 ) -> None:
     """List jobs, and tasks that belong to none, the newest first."""
     from kdskills.app.operations.models import encode_moment
     from kdskills.app.operations.work_follow import WorkPage
 
     async def jobs_and_tasks(ask: Ask) -> tuple[Any, Any]:
-        query = {"status": status, "limit": limit, "cursor": cursor}
+        query = {"status": status, "skill_name": skill, "limit": limit, "cursor": cursor}
         return await ask("jobs.list", query), await ask("tasks.list", {**query, "steps": False})
 
     with failing(as_json=as_json):
@@ -150,13 +155,17 @@ def _cells(row: Any) -> list[str]:
     if hasattr(row, "job_id") and hasattr(row, "steps"):
         item, what = row.job_id, f"step {row.current_step_index + 1} of {row.steps}"
     else:
-        words = row.command[-1] if row.command[:2] == ("/bin/sh", "-c") else " ".join(row.command)
-        program = ("service: " if row.mode == "service" else "") + one_line(words)
+        program = ("service: " if row.mode == "service" else "") + one_line(spoken(row.command))
         item, what = row.task_id, plain(program if len(program) <= 40 else program[:39] + "…")
     status = f"{row.status} ({row.error_code})" if row.error_code else row.status
     state = f"[{COLORS.get(row.status, 'dim')}]{line(status)}[/]"
     began = row.created_at.astimezone().strftime("%m-%d %H:%M:%S")
     return [line(item), state, began, took(row.started_at, row.finished_at), line(row.skill_name), what]
+
+
+def spoken(command: tuple[str, ...]) -> str:
+    """Return a command as it was given: text that a shell runs, or words."""
+    return command[-1] if command[:2] == ("/bin/sh", "-c") else " ".join(command)
 
 
 def took(begin: datetime | None, end: datetime | None) -> str:
@@ -185,7 +194,9 @@ def show(
     out = console()
     status = answer["status"]
     out.print(f"{line(item)}: [{COLORS.get(status, 'dim')}]{status}[/]  {line(answer['skill_name'])}")
-    for label in ("session_id", "attempt", "exit_code", "signal", "error_code", "error_message", "engine"):
+    if answer.get("command"):
+        out.print(f"  command: {plain(one_line(spoken(answer['command'])))}", soft_wrap=True)
+    for label in ("repeat_of", "session_id", "attempt", "exit_code", "signal", "error_code", "error_message", "engine"):
         if answer.get(label) is not None:
             out.print(f"  {label}: {line(str(answer[label]))}")
     span = took(answer["started_at"], answer["finished_at"])
@@ -253,6 +264,24 @@ def cancel(
         else:
             console().print(f"{line(item)}{'' if report.canceled else ' was over already'}: {report.status}")
     raise typer.Exit(EXIT_OK if report.canceled else EXIT_NEGATIVE)
+
+
+@app.command("again")
+def again(
+    ctx: typer.Context,
+    item: Id,
+    active: Annotated[bool, typer.Option("--active", help="With the version of the skill that is in use now.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Start a task or job that is over again: the same command, the same version of its skill, as new work."""
+    with failing(as_json=as_json):
+        kind = kind_of(item)
+        words = {f"{kind}_id": item, "version": "active" if active else "same"}
+        report = run(ctx, lambda ask: ask(f"{kind}s.again", words))
+        if as_json:
+            print_json(report)
+        else:
+            console().print(f"{line(report.task_id or report.job_id)}: {report.status}, again {line(item)}")
 
 
 @app.command("logs")

@@ -30,7 +30,16 @@ from kdskills.app.connections import BoundedServer, Crowd, server_config
 from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import be_called, json_logs
-from kdskills.doors.web.entrance import Accounted, Authenticate, BodyLimit, Entrance, OwnOrigin, Problem, response_of
+from kdskills.doors.web.entrance import (
+    RETRY_S,
+    Accounted,
+    Authenticate,
+    BodyLimit,
+    Entrance,
+    OwnOrigin,
+    Problem,
+    response_of,
+)
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
@@ -220,7 +229,8 @@ async def _readyz(request: Request) -> Response:
     report, draining = await request.app.state.host.ready(), bool(request.app.state.drain.started)
     ok, checks = report.ok and not draining, {**report.checks, **report.notices}
     body = {"status": "ok" if ok else "unavailable", "draining": draining, "checks": checks}
-    return JSONResponse(body, 200 if ok else 503, headers={"Cache-Control": "no-store"})
+    retry = {} if ok else {"Retry-After": str(RETRY_S)}
+    return JSONResponse(body, 200 if ok else 503, headers={"Cache-Control": "no-store", **retry})
 
 
 FIRST_TOKEN: Final = "first-token"  # noqa: S105 - the name of a file in the state folder

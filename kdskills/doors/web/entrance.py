@@ -56,16 +56,21 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         404: "Nothing of that name in this project.",
         409: "The state of things does not allow it now.",
         413: "The body is larger than the token allows.",
+        416: "The range begins behind the end; Content-Range tells where that is.",
         415: "The body is not of the kind the route takes.",
         422: "A skill or bundle is not in order.",
         421: "The service is not called by the name in the header Host.",
         429: "More than the token allows; see Retry-After.",
         500: "Something broke that nobody foresaw; the log has it under the request's id.",
         501: "An optional part is not installed.",
-        503: "The machine is not set up for it, or the service is being stopped.",
+        503: "The machine is not set up for it, or the service is being stopped; see Retry-After.",
         507: "There is no room left where the service keeps its files.",
     }.items()
 }
+
+
+RETRY_S: Final = 5
+"""Seconds after which a caller may ask again that was told 503, where nobody knows better."""
 
 
 def response_of(error: KdskillsError, request: Request) -> Response:
@@ -81,8 +86,8 @@ def response_of(error: KdskillsError, request: Request) -> Response:
         request_id=getattr(request.state, "request_id", ""),
     )
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if "retry_after" in error.details:
-        headers["Retry-After"] = str(error.details["retry_after"])
+    if "retry_after" in error.details or status == 503:
+        headers["Retry-After"] = str(error.details.get("retry_after", RETRY_S))
     return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
 
 

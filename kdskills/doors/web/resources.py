@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,8 +45,9 @@ from kdskills.app.operations.projects import (
 from kdskills.app.operations.table import Emit
 from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput, TaskList, TaskSnapshot
 from kdskills.app.wire import json_text
+from kdskills.app.work import scope_of
 from kdskills.doors.web import events
-from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit
+from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit, response_of
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.http")
@@ -177,6 +179,7 @@ Offset = Annotated[
 Tail = Annotated[int, Query(ge=0, le=65_536, description="Bytes of the ends of outputs to show.")]
 After = Annotated[int | None, Query(ge=0, le=2**62, description="As the header Last-Event-ID.")]
 Session = Annotated[str | None, Query(max_length=200, description="Only of this session.")]
+OfSkill = Annotated[str | None, Query(min_length=1, max_length=255, description="Only of the skill of this full id.")]
 Step = Annotated[int | None, Query(ge=0, le=100_000, description="Index of the step; the latest that began otherwise.")]
 
 
@@ -200,18 +203,25 @@ async def _tasks(
     session_id: Session = None,
     job_id: Annotated[str | None, Query(min_length=1, max_length=128, description="Only steps of this job.")] = None,
     steps: Annotated[bool, Query(description="Whether tasks that are steps of jobs are listed.")] = True,
+    skill_name: OfSkill = None,
     limit: Limit = 50,
     cursor: Cursor = None,
 ) -> Response:
-    page = {"session_id": session_id, "limit": limit, "cursor": cursor}
+    page = {"session_id": session_id, "skill_name": skill_name, "limit": limit, "cursor": cursor}
     return await call.answer("tasks.list", status=status, job_id=job_id, steps=steps, **page)
 
 
 @work_routes.get("/jobs", response_model=JobList, summary="List jobs, the newest first.")
 async def _jobs(
-    call: Call, status: Status | None = None, session_id: Session = None, limit: Limit = 50, cursor: Cursor = None
+    call: Call,
+    status: Status | None = None,
+    session_id: Session = None,
+    skill_name: OfSkill = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
 ) -> Response:
-    return await call.answer("jobs.list", status=status, session_id=session_id, limit=limit, cursor=cursor)
+    page = {"session_id": session_id, "skill_name": skill_name, "limit": limit, "cursor": cursor}
+    return await call.answer("jobs.list", status=status, **page)
 
 
 @work_routes.get("/tasks/{item}", response_model=TaskSnapshot, summary="Show how a task stands.")
@@ -322,6 +332,84 @@ async def _printed(
             piece = next_piece
             if piece.next_offset == piece.offset and not piece.ended:
                 yield events.WAITING_STILL
+
+
+RANGE: Final = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", re.ASCII)
+"""One range of bytes; several at once, and other units, are answered with everything, as anybody may."""
+PARTS: Final = {**BYTES, 206: {"description": "The bytes of the range."}, 304: {"description": "Not changed."}}
+
+
+@work_routes.get(
+    "/artifacts/{item}/content", response_class=Response, responses=PARTS, summary="Give a file that work left."
+)
+@work_routes.head("/artifacts/{item}/content", response_class=Response, include_in_schema=False)
+async def _artifact(call: Call, item: Item) -> Response:
+    """Answer with an artifact, or a range of it, as a file to keep; its tag is its digest."""
+    call.checked("artifacts.get", {"artifact_id": item})
+    host, headers = call.host, call.request.headers
+    with host.telling_operator():
+        keeper = await host.work.keeper()
+        record = await keeper.find(scope_of(call.identity), item)
+        etag = f'"{record.sha256}"'
+        name = PurePosixPath(record.path).name or item
+        own = {
+            **UNSEEN,
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
+            "Accept-Ranges": "bytes",
+            "ETag": etag,
+            "Cache-Control": "private, no-cache",
+        }
+        if not _tags(headers.get("if-none-match", "")).isdisjoint({etag, "*"}):
+            return Response(status_code=304, headers=own)
+        begin, end, status = 0, record.size, 200
+        span = byte_range(headers.get("range", ""), record.size)
+        if span is not None and headers.get("if-range", etag) == etag:
+            begin, end = span
+            status = 206 if begin < end else 416
+            own["Content-Range"] = f"bytes {begin}-{end - 1}/{record.size}" if begin < end else f"bytes */{record.size}"
+        if status == 416:
+            error = BadRequest(f"the artifact has {record.size} bytes", code="range_not_satisfiable", size=record.size)
+            response = response_of(error, call.request)
+            response.headers["Content-Range"] = own["Content-Range"]
+            return response
+        own["Content-Length"] = str(end - begin)
+        if call.request.method == "HEAD":
+            return Response(status_code=status, headers=own, media_type=record.mime)
+        store = keeper.store
+        whole = status == 200
+        source = (
+            store.read(record.project, record.sha256)
+            if whole
+            else store.pieces(record.project, record.sha256, begin, end)
+        )
+        first = await anext(source, b"")  # a file that is missing is told before the answer has begun
+    return StreamingResponse(_later(first, source), status, headers=own, media_type=record.mime)
+
+
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """Return begin and end of the range a header asks for, the same number twice when it lies behind the end; None for no range."""
+    match = RANGE.fullmatch(header.strip())
+    if match is None or not any(match.groups()):
+        return None
+    first, last = match.groups()
+    if not first:
+        return max(0, size - int(last)), size
+    if last and int(last) < int(first):
+        return None
+    begin = min(int(first), size)
+    return begin, min(int(last) + 1, size) if last else size
+
+
+async def _later(piece: bytes, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Give pieces one after the other, the last when the source has checked everything: what is corrupt never looks whole."""
+    async for following in source:
+        yield piece
+        piece = following
+    yield piece
+
+
+def _tags(header: str) -> set[str]:
+    return {tag.strip().removeprefix("W/") for tag in header.split(",")}
 
 
 PIECE: Final = 64 * 1024
@@ -488,8 +576,7 @@ async def _site(request: Request) -> Response:
         "Content-Length": str(file.size),
         **UNSEEN,
     }
-    known_tags = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
-    unchanged = not known_tags.isdisjoint({etag, "*"})
+    unchanged = not _tags(request.headers.get("if-none-match", "")).isdisjoint({etag, "*"})
     if unchanged or request.method == "HEAD":
         file.stream.close()
         if unchanged:

@@ -1,5 +1,7 @@
 """What is said of a database that fails: enough to act upon, and no word of the driver's that may hold a password."""
 
+import os
+import socket
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -100,3 +102,17 @@ def test_databases_are_brought_up_side_by_side(tmp_path):
         several = list(pool.map(tables, range(12)))
     assert several == [tables("alone")] * 12
     assert all(len(names) > 2 for names in several[0])
+
+
+@pytest.mark.needs("postgres")
+def test_postgres_is_told_who_connects(postgres):
+    """A connection has the role, the host and the process in its name, unless the URL says another."""
+    url = postgres.create("kd_names")
+    asked = "SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    for more, expected in (
+        ("", f"kdskills worker {socket.gethostname()[:30]}/{os.getpid()}"),
+        ("?application_name=mine", "mine"),
+    ):
+        database = Database(f"{url}{more}", role="worker")
+        assert database.ask(lambda link: link.exec_driver_sql(asked).scalar()) == expected
+        database.close()
