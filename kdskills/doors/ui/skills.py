@@ -17,7 +17,7 @@ ROWS: Final = 50
 """Skills on one page."""
 FILES: Final = 500
 PIECE: Final = 100_000
-"""Characters of a file that a page shows."""
+"""Bytes of a file that a page shows."""
 
 
 async def skills(call: ConsoleCall) -> Response:
@@ -52,7 +52,7 @@ async def skill(call: ConsoleCall) -> Response:
         consumer = next((column.consumer for column in granting), None)
     facts, refusal = None, None
     try:
-        facts = await call.ask("skills.show", ref=full_id, consumer=consumer, by="code", include_internal=True)
+        facts = await call.ask("skills.show", ref=full_id, consumer=consumer, **EVERYTHING)
     except KdskillsError as error:
         refusal = error
     tab = call.query.get("tab", "text")
@@ -61,13 +61,17 @@ async def skill(call: ConsoleCall) -> Response:
     if tab == "imports" and facts is not None:
         values["graph"] = import_graph(full_id, await _edges(call, facts))
     elif tab == "files":
-        values["files"] = await call.ask("skills.files", ref=full_id, consumer=consumer, limit=FILES)
+        values["files"] = await call.ask(
+            "skills.files", ref=full_id, **EVERYTHING, limit=FILES, offset=call.number("offset")
+        )
     elif tab == "findings":
         values["findings"] = await call.ask("skills.findings", ref=full_id)
     return call.page("skill.html.j2", full_id, **values)
 
 
 REFUSED: Final = frozenset({"refused", "invalid"})
+EVERYTHING: Final = {"by": "code", "include_internal": True}
+"""How a person who looks after skills asks for one: whoever it is for."""
 
 
 async def _standing(call: ConsoleCall, ref: str) -> tuple[Any, Any]:
@@ -85,7 +89,7 @@ async def _edges(call: ConsoleCall, facts: Any) -> dict[str, tuple[str, ...]]:
 
     async def imports(full_id: str) -> None:
         try:
-            member = await call.ask("skills.show", ref=full_id, by="code", include_internal=True)
+            member = await call.ask("skills.show", ref=full_id, **EVERYTHING)
         except KdskillsError:
             edges[full_id] = ()
         else:
@@ -111,11 +115,10 @@ async def why(call: ConsoleCall) -> Response:
 async def file(call: ConsoleCall) -> Response:
     """Show one file of a skill, as text or, where it is none, by its facts."""
     ref, path = call.segment("ref"), call.request.path_params["path"]
-    offset = call.number("offset") or 0
-    answer = await call.ask(
-        "skills.file", ref=ref, path=path, offset=offset, limit=PIECE, consumer=call.query.get("consumer")
-    )
-    return call.page("file.html.j2", f"{path} of {ref}", answer=answer, ref=ref, file_path=path, offset=offset)
+    consumer = call.query.get("consumer")
+    words = {"offset": call.number("offset"), "limit": PIECE, "consumer": consumer, **EVERYTHING}
+    answer = await call.ask("skills.file", ref=ref, path=path, **words)
+    return call.page("file.html.j2", f"{path} of {ref}", answer=answer, ref=ref, file_path=path, offset=answer.offset)
 
 
 ROUTES = (

@@ -27,17 +27,19 @@ STEP_KINDS: Final = {"succeeded": "good", "failed": "bad", "running": "here", "s
 
 async def tasks(call: ConsoleCall) -> Response:
     """List tasks, the newest first."""
-    query = call.query
-    answer = await call.ask(
-        "tasks.list", status=query.get("status"), cursor=query.get("cursor"), limit=ROWS, steps=False
-    )
+    answer = await call.ask("tasks.list", steps=False, limit=ROWS, **_filters(call))
     return call.page("work.html.j2", "Tasks", answer=answer, kind="tasks")
 
 
 async def jobs(call: ConsoleCall) -> Response:
     """List jobs, the newest first."""
-    answer = await call.ask("jobs.list", status=call.query.get("status"), cursor=call.query.get("cursor"), limit=ROWS)
+    answer = await call.ask("jobs.list", limit=ROWS, **_filters(call))
     return call.page("work.html.j2", "Jobs", answer=answer, kind="jobs")
+
+
+def _filters(call: ConsoleCall) -> dict[str, str | None]:
+    query = call.query
+    return {"status": query.get("status"), "skill_name": query.get("skill"), "cursor": query.get("cursor")}
 
 
 async def task(call: ConsoleCall) -> Response:
