@@ -98,6 +98,8 @@ _author = partial(
 )
 _conversation = partial(Shipped, errors=_CONVERSATION, profile="operator", scope="admin", local=True)
 _supply = partial(Shipped, errors=_supply_errors, profile="author", scope="skills:write", local=True)
+# What is expected of skills is for those who look after them: models could read the answers there.
+_evals = partial(Shipped, profile="operator", scope="admin", reads=True, ui_allowed=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _again = partial(Shipped, errors=_AGAIN, profile="author", scope="work:run", ui_allowed=True)
@@ -172,6 +174,13 @@ _ROWS: Final = (
         ("evals_invalid",),
         scope="work:run",
         input_source="evals:ReportInput",
+    ),
+    _evals("evals.list", "List what evaluations of a bundle came to.", "eval_results:list_evals", _VIEW),
+    _evals(
+        "evals.get",
+        "Show one iteration of evaluations.",
+        "eval_results:get_evals",
+        ("evals_invalid", "not_found", *_VIEW),
     ),
     _local("evals.run", "Run evaluations of a bundle.", "evals:run_evals", _EVALS, scope="work:run"),
     _local("skills.verify", "Compare skills with lock and signatures.", "supply:verify", _FILES, reads=True),

@@ -54,6 +54,7 @@ NAVIGATION: Final = (
     NavigationItem("Try", "/ui/try", "turns.start"),
     NavigationItem("Turns", "/ui/turns", "turns.list"),
     NavigationItem("Work", "/ui/work", "tasks.list"),
+    NavigationItem("Evals", "/ui/evals", "evals.list"),
     NavigationItem("Projects", "/ui/projects", "project_skills.list"),
     NavigationItem("Access", "/ui/access", "tokens.list"),
 )

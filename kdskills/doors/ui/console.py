@@ -28,7 +28,7 @@ from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import REQUEST
 from kdskills.app.operations import Context
 from kdskills.app.wire import status_of
-from kdskills.doors.ui import access, home, projects, skills, turns, work
+from kdskills.doors.ui import access, evals, home, projects, skills, turns, work
 from kdskills.doors.ui.calls import HOME, ConsoleCall, ConsoleRoute
 from kdskills.doors.ui.rendering import page_environment, static_files
 from kdskills.doors.ui.sessions import COOKIE, LIFE_S, ConsoleSession, ConsoleSessions
@@ -246,6 +246,7 @@ GROUPS: Final[Sequence[Sequence[ConsoleRoute]]] = (
     skills.ROUTES,
     turns.ROUTES,
     work.ROUTES,
+    evals.ROUTES,
     projects.ROUTES,
     access.ROUTES,
 )
