@@ -198,6 +198,8 @@ SCENARIO = [
     Step("skills.search", {}),
     Step("skills.show", {"ref": "public.brief"}),
     Step("skills.show", {"ref": "public.nothing"}),
+    Step("skills.findings", {"ref": "public.brief"}),
+    Step("skills.findings", {"ref": "public.nothing"}),
     Step("skills.files", {"ref": "public.brief"}),
     Step("skills.files", {"ref": "public.nothing"}),
     Step("skills.file", {"ref": "public.brief", "path": "scripts/hello.py"}),

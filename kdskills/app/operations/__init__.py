@@ -123,6 +123,12 @@ _ROWS: Final = (
     _look("skills.matrix", "Show what each consumer may do with each skill.", "matrix:matrix", _VIEW),
     _look("skills.search", "Find the skills that fit a task.", "showing:search", _VIEW, profile="skills"),
     _look("skills.show", "Show one skill in full.", "showing:show_skill", ("unknown_skill", "denied", *_VIEW)),
+    _look(
+        "skills.findings",
+        "Show what is wrong with one skill, what it costs, imports and needs, and whether it is what was locked.",
+        "skill_findings:show_findings",
+        ("unknown_skill", "denied", "skill_unreadable", *_VIEW),
+    ),
     _look("skills.files", "Show which files a skill has.", "skill_files:list_files", (*_FILE, *_VIEW)),
     _look("skills.file", "Give a piece of a skill's file.", "skill_files:read_piece", (*_FILE, *_VIEW)),
     _look(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module, resources
 from importlib.resources.abc import Traversable
 from operator import attrgetter
@@ -294,6 +294,50 @@ def _known_tools(registers: Registers, bundle: Bundle | None) -> frozenset[str]:
     return frozenset((*DESCRIPTIONS, *(tool.id for tool in tools), *registers.tools, *of_bundle))
 
 
+@dataclass
+class SkillChecker:
+    """Checks skills one by one, as authors of `bundle` are told; tools are looked for when the first skill names one."""
+
+    answers: HookAnswers
+    registers: Registers
+    bundle: Bundle | None
+    image: ImageContent
+    _tools: frozenset[str] | None = None
+
+    @classmethod
+    def of(
+        cls, bundles: BundleLoader, answers: HookAnswers, registers: Registers, bundle: Bundle | None
+    ) -> SkillChecker:
+        """Return what checks the skills of a bundle, or of none."""
+        image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
+        return cls(answers, registers, bundle, image)
+
+    def findings(
+        self, path: Path, arguments: CheckInput, catalog: Collection[str] | None
+    ) -> tuple[Skill | None, list[Diagnostic]]:
+        """Return a skill, None for one that cannot be read, and what is wrong with its files.
+
+        *catalog* are the real paths of the skill files that models are shown; None for all.
+        """
+        findings = validate_skill(path, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
+        skill = parse_skill(path).skill
+        if skill is None:
+            return None, findings
+        needs = SkillScripts(skill, self.image).findings()
+        findings += [*network_findings(skill), *self.answers.check_skill(skill), *needs]
+        if self._tools is None and (skill.tools or skill.allowed_tool_names):
+            self._tools = _known_tools(self.registers, self.bundle)
+        is_shown = catalog is None or os.path.realpath(skill.file or "") in catalog
+        suffixes = (*INTERPRETERS, *self.registers.interpreters)
+        return skill, findings + list(SkillLint(skill, suffixes, self._tools, shown=is_shown).findings())
+
+    def selected(self, findings: Iterable[Diagnostic], arguments: JudgedInput) -> list[Diagnostic]:
+        """Return those of *findings* that the bundle's `check` tells, sorted by path, line and code."""
+        selection, _ = _selection(self.answers, arguments, self.bundle)
+        chosen = {each for each in findings if selection.tells(each.code, unusable=_unusable(each))}
+        return sorted(chosen, key=lambda d: (d.path or "", d.line or 0, d.code, d.message))
+
+
 def check(
     bundles: BundleLoader, answers: HookAnswers, registers: Registers, arguments: CheckInput, context: Context
 ) -> CheckOutput:
@@ -311,24 +355,15 @@ def check(
     elif kind == "folder":
         folders = skill_folders(path, findings)
     skills = {}
-    image = ImageContent.collect(bundles.settings.execution_options().image, INTERPRETERS)
-    suffixes = (*INTERPRETERS, *registers.interpreters)
-    tools: frozenset[str] | None = None
+    checker = SkillChecker.of(bundles, answers, registers, bundle)
     shown = None if catalogs is None else set[str]().union(*catalogs)
     for folder in folders:
         prefix = "" if folder == base or kind == "skill" else printable_path(folder.relative_to(base).as_posix()) + "/"
-        skill_findings = validate_skill(folder, verdict=arguments.verdict, extra_fields=arguments.extra_fields)
+        skill, skill_findings = checker.findings(folder, arguments, shown)
         if arguments.audit:
             skill_findings += audit_findings(folder, path, bundles.settings.trust.audit)
-        skill = parse_skill(folder).skill
         if skill is not None:
             skills[prefix.removesuffix("/")] = skill
-            needs = SkillScripts(skill, image).findings()
-            skill_findings += [*network_findings(skill), *answers.check_skill(skill), *needs]
-            if tools is None and (skill.tools or skill.allowed_tool_names):
-                tools = _known_tools(registers, bundle)
-            is_shown = shown is None or os.path.realpath(skill.file or "") in shown
-            skill_findings += SkillLint(skill, suffixes, tools, shown=is_shown).findings()
         findings += [replace(d, path=prefix + (d.path or "SKILL.md")) for d in skill_findings]
     findings += _alike_findings(skills, catalogs)
     selected = {each for each in findings if selection.tells(each.code, unusable=_unusable(each))}

@@ -230,10 +230,10 @@ def _chosen(lines: Iterable[_Line], columns: Sequence[SkillView], arguments: Mat
 def _column(view: SkillView, lines: Sequence[_Line], *, sees_all: bool) -> MatrixColumn:
     """Return a column with its counts; of all skills they are those of the view's own parts, which is less to count."""
     if sees_all:
-        beside = [skill.hidden for full_id, skill in view.skills.items() if full_id not in view.listed]
+        hidden_flags = [skill.hidden for full_id, skill in view.skills.items() if full_id not in view.listed]
         invalid = len(view.state.snapshot.invalid)
-        usable, hidden = len(view.listed) + len(beside), sum(beside)
-        counts = Counter(listed=len(view.listed), hidden=hidden, unlisted=len(beside) - hidden, invalid=invalid)
+        usable, hidden = len(view.listed) + len(hidden_flags), sum(hidden_flags)
+        counts = Counter(listed=len(view.listed), hidden=hidden, unlisted=len(hidden_flags) - hidden, invalid=invalid)
         counts["refused"] = len(lines) - usable - invalid
     else:
         counts = Counter(_cell(view, line.full_id)[0] for line in lines)

@@ -41,6 +41,7 @@ from kdskills.app.operations.projects import (
 from kdskills.app.operations.scripts import ScriptRunOutput, StartsOutput
 from kdskills.app.operations.showing import ListOutput, RenderOutput, SearchOutput, ShowOutput, WhyOutput
 from kdskills.app.operations.skill_files import SkillFileOutput, SkillFilesOutput
+from kdskills.app.operations.skill_findings import FindingsOutput
 from kdskills.app.operations.supply import (
     AnchorRow,
     AnchorsOutput,
@@ -104,6 +105,10 @@ class OperationCalls:
     async def call(
         self, operation: Literal["skills.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> ShowOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["skills.findings"], *, emit: Emit | None = None, **arguments: Any
+    ) -> FindingsOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.files"], *, emit: Emit | None = None, **arguments: Any
@@ -392,6 +397,8 @@ class OperationCalls:
     def run(self, operation: Literal["skills.search"], **arguments: Any) -> SearchOutput: ...
     @overload
     def run(self, operation: Literal["skills.show"], **arguments: Any) -> ShowOutput: ...
+    @overload
+    def run(self, operation: Literal["skills.findings"], **arguments: Any) -> FindingsOutput: ...
     @overload
     def run(self, operation: Literal["skills.files"], **arguments: Any) -> SkillFilesOutput: ...
     @overload

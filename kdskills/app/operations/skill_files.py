@@ -126,15 +126,15 @@ def _row(entry: TreeEntry, *, far: bool) -> SkillFileRow:
 
 
 def _with_digests(folder: Path, rows: list[tuple[SkillFileRow, str]]) -> list[SkillFileRow]:
-    told, left = [], MAX_HASHED
+    page, budget = [], MAX_HASHED
     for row, path in rows:
         size = row.size or 0
-        if row.kind == "file" and not row.withheld and size <= min(left, MAX_FILE_BYTES):
-            left -= size
+        if row.kind == "file" and not row.withheld and size <= min(budget, MAX_FILE_BYTES):
+            budget -= size
             with suppress(FileRefused):  # gone or closed since it was listed: it stands there without a digest
                 row = row.model_copy(update={"digest": f"sha256:{file_digest(folder, path)[1]}"})
-        told.append(row)
-    return told
+        page.append(row)
+    return page
 
 
 def _page(skill: Skill, arguments: SkillFilesInput, *, evaluations: bool) -> SkillFilesOutput:
