@@ -49,6 +49,7 @@ STATUS: Final[Mapping[str, int]] = {
     "method_not_allowed": 405,
     "missing_extra": 501,
     "rate_limited": 429,
+    "too_many_turns": 429,
     "too_much_work": 429,
     "storage_full": 507,
     "unauthenticated": 401,
