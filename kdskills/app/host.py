@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from kdskills.app.operations.conversation import Conversations
     from kdskills.app.publication import Publication, PublicFile, PublicSkill, PublishedEntry
     from kdskills.app.tokens import Tokens
+    from kdskills.app.turn_runs import TurnRuns
+    from kdskills.app.turns import TurnArchive
     from kdskills.app.upkeep import Readiness, Upkeep
     from kdskills.app.work import WorkService
     from kdskills.execution import Executor
@@ -233,6 +235,20 @@ class Host(OperationCalls):
         from kdskills.app.operations.conversation import Conversations
 
         return Conversations(self.settings, self.wiring, self.project_skills, self.session_store)
+
+    @cached_property
+    def turns(self) -> TurnArchive:
+        """Turns that are kept."""
+        from kdskills.app.turns import TurnArchive
+
+        return TurnArchive(self.settings.turns, self.settings.state_dir)
+
+    @cached_property
+    def turn_runs(self) -> TurnRuns:
+        """Turns that run in this process, beside the calls that started them."""
+        from kdskills.app.turn_runs import TurnRuns
+
+        return TurnRuns(self.settings.turns.running)
 
     @cached_property
     def upkeep(self) -> Upkeep:

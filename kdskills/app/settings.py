@@ -171,6 +171,32 @@ class TrustSettings(BaseModel):
         return TrustPolicy(**dict(self))
 
 
+class TurnsSettings(BaseModel):
+    """Turns: which are kept in the state folder, how many and how long, and who may start which in the background.
+
+    Older ones go when a turn of their project ends.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    keep: bool = Field(
+        default=True,
+        description="Whether transcripts and files of turns are kept in the state folder, for `kdskills turn list`.",
+    )
+    most: int = Field(default=5000, ge=0, description="Turns of a project that are kept; 0 for any number.")
+    days: float = Field(default=30.0, ge=0, le=36_500, description="Days a turn is kept; 0 for ever.")
+    mb: int = Field(
+        default=2048, ge=0, description="MiB that the turns of a project may have together; 0 for any number."
+    )
+    models: tuple[str, ...] = Field(
+        default=("replay",),
+        description="Models that callers elsewhere may start turns with, each by its whole name, such as `openai:gpt-5`.",
+    )
+    running: int = Field(
+        default=2, ge=0, le=256, description="Turns in the background that one process runs at a time."
+    )
+
+
 ProfileName = Literal["documents", "data", "web", "node"]
 
 
@@ -294,6 +320,9 @@ class Settings(BaseSettings):
         description="Where files that work leaves are kept: a folder, `s3://…`, `az://…` or `gs://…`; empty means the state folder.",
     )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    turns: TurnsSettings = Field(
+        default_factory=TurnsSettings, description="Turns: those that are kept, and those in the background."
+    )
     codex_binary: str = Field(default="codex", description="Program of the Codex app-server, by name or path.")
     session_store: str | None = Field(
         default=None,

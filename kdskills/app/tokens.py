@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
 from kdskills.errors import BadRequest, CallRefused, NotFound
-from kdskills.projects.records import ProjectRows, check_project
+from kdskills.projects.records import ProjectRows
+from kdskills.projects.views import check_project
 from kdskills.storage.database import Database, micros, moment_of, utc_now, word_type
 
 TOKENS: Final = sa.Table(

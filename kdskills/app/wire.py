@@ -72,6 +72,7 @@ STATUS: Final[Mapping[str, int]] = {
     "missing_extra": 501,
     "range_not_satisfiable": 416,
     "rate_limited": 429,
+    "too_many_turns": 429,
     "too_much_work": 429,
     "storage_full": 507,
     "unauthenticated": 401,

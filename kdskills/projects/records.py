@@ -6,7 +6,6 @@ Importing this imports SQLAlchemy: nothing does before a database is opened.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -15,19 +14,9 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from kdskills.errors import BadRequest, Conflict, Diagnostic, NotFound
+from kdskills.errors import Conflict, Diagnostic, NotFound
 from kdskills.skills.safe_open import TreeFile
 from kdskills.storage.database import micros, moment_of, upsert, word_type
-
-PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-
-
-def check_project(project: str) -> str:
-    """Return *project* when it is a project's name. Raises BadRequest: `project_invalid`."""
-    if not PROJECT.fullmatch(project):
-        message = f"{project!r} is no project: lower-case letters, digits, - and _, at most 64 of them"
-        raise BadRequest(message, code="project_invalid", project=project[:100])
-    return project
 
 
 @dataclass(frozen=True, slots=True)

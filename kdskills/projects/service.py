@@ -25,9 +25,8 @@ from kdskills.projects.records import (
     SkillState,
     SkillVersion,
     UploadReport,
-    check_project,
 )
-from kdskills.projects.views import Ingredients, ProjectSkills, ProjectViews, Uploaded, ingredients_of
+from kdskills.projects.views import Ingredients, ProjectSkills, ProjectViews, Uploaded, check_project, ingredients_of
 from kdskills.skills.archives import ArchiveLimits, ArchiveRefused, unpack_skill, write_archive
 from kdskills.skills.private_files import make_folder, open_private, private_folder, remove_tree
 from kdskills.storage.database import Database, micros, utc_now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from kdskills.bundle import Bundle
 from kdskills.bundle.load import NAMES as DESCRIPTORS
-from kdskills.errors import Diagnostic
+from kdskills.errors import BadRequest, Diagnostic
 from kdskills.skills.model import Skill
 from kdskills.skills.roots import KIND_ORDER, SkillRoot
 from kdskills.turn import SkillsSubsystem
@@ -21,9 +22,18 @@ UPLOADED: Final = "project"
 namespace `public`, so that no upload takes a place in `internal` or replaces a bundle's skill."""
 WEAKER: Final = frozenset(KIND_ORDER[: KIND_ORDER.index(UPLOADED)])
 MAX_CACHED: Final = 64
+PROJECT: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
 Build = Callable[..., SkillsSubsystem]
 """Makes the subsystem of a bundle, or of none, with the Host's plugins in force; takes further `roots` and `filters`."""
+
+
+def check_project(project: str) -> str:
+    """Return *project* when it is a project's name. Raises BadRequest: `project_invalid`."""
+    if not PROJECT.fullmatch(project):
+        message = f"{project!r} is no project: lower-case letters, digits, - and _, at most 64 of them"
+        raise BadRequest(message, code="project_invalid", project=project[:100])
+    return project
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ a slow one holds up nobody.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import inspect
 import json
 import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -114,11 +116,26 @@ def merge(first: Event, second: Event) -> Event | None:
     return second.model_copy(update={"text": first.text + second.text, "merged": first.merged + second.merged + 1})
 
 
+def _opened(path: Path) -> IO[str]:
+    """Return a new transcript at *path*, locked: while the lock is held, the turn is going on. Raises OSError."""
+    make_folder(path.parent)
+    file: IO[str] = open_private(path, "x", encoding="utf-8", errors="backslashreplace")
+    try:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps({"schema": TRANSCRIPT_SCHEMA}) + "\n")
+        file.flush()
+    except BaseException:  # raised again
+        file.close()
+        raise
+    return file
+
+
 class EventBus:
     """The events of one turn, their secrets masked by *redactor* in every field.
 
-    Each of *sinks* is told of every event from a task of its own; the file *transcript* gets a line per event. *above* is
-    called at once with each event as JSON.
+    Each of *sinks* is told of every event from a task of its own; each of the files *transcripts* gets a line per event, and is
+    locked as long as lines may come. *above* is called at once with each event as JSON.
     """
 
     def __init__(
@@ -128,7 +145,7 @@ class EventBus:
         *,
         redactor: Redactor,
         sinks: Iterable[Sink] = (),
-        transcript: Path | None = None,
+        transcripts: Iterable[Path] = (),
         above: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.step = 0
@@ -140,24 +157,21 @@ class EventBus:
         self._readers: list[Reader] = []
         self._sinks = tuple(sinks)
         self._tasks: list[asyncio.Task[None]] = []
-        self._path = transcript
-        self._file: IO[str] | None = None
+        self._paths = tuple(transcripts)
+        self._files: list[IO[str]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._ended = False
 
     def open(self) -> None:
-        """Open the transcript and start the sinks' tasks; called in the turn's own loop."""
+        """Open the transcripts and start the sinks' tasks; called in the turn's own loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        if self._path is not None:
+        for path in self._paths:
             try:
-                make_folder(self._path.parent)
-                self._file = open_private(self._path, "x", encoding="utf-8", errors="backslashreplace")
-                self._file.write(json.dumps({"schema": TRANSCRIPT_SCHEMA}) + "\n")
-                self._file.flush()
+                self._files.append(_opened(path))
             except OSError as error:
-                self._drop_transcript(error)
+                self._tell_lost(error)
         for sink in self._sinks:
             reader = self.reader()
             self._tasks.append(asyncio.create_task(self._feed(sink, reader)))
@@ -183,12 +197,14 @@ class EventBus:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         raw = kind(seq=self._seq, ts=now, step=step, turn_id=self.turn_id, session_id=self.session_id, **fields)
         event = masked(raw, self.redactor)
-        if self._file is not None:
+        line = json.dumps(event.model_dump(mode="json"), ensure_ascii=False) + "\n" if self._files else ""
+        for file in tuple(self._files):
             try:
-                self._file.write(json.dumps(event.model_dump(mode="json"), ensure_ascii=False) + "\n")
-                self._file.flush()
+                file.write(line)
+                file.flush()
             except (OSError, ValueError) as error:
-                self._drop_transcript(error)
+                self._files.remove(file)
+                self._tell_lost(error)
         if self._above is not None:
             self._above(event.model_dump(mode="json"))
         for reader in self._readers:
@@ -200,7 +216,7 @@ class EventBus:
         self.emit(DiagnosticRaised, diagnostic=diagnostic)
 
     async def aclose(self) -> None:
-        """Close the queues, wait for the sinks, close the transcript."""
+        """Close the queues, wait for the sinks, close the transcripts."""
         for reader in self._readers:
             reader.close()
         if self._tasks:
@@ -209,9 +225,9 @@ class EventBus:
                 _LOG.warning("an event sink did not take its last events within %g s", SINK_GRACE_S)
                 task.cancel()
         self._tasks.clear()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        for file in self._files:
+            file.close()
+        self._files.clear()
 
     async def _feed(self, sink: Sink, reader: Reader) -> None:
         while (event := await reader.get()) is not None:
@@ -226,7 +242,6 @@ class EventBus:
                 self.diagnose(Diagnostic("sink_failed", "warning", message, ref=name))
                 return
 
-    def _drop_transcript(self, error: Exception) -> None:
-        self._file = None
+    def _tell_lost(self, error: Exception) -> None:
         message = f"the transcript cannot be written: {error}"
         self.diagnose(Diagnostic("transcript_failed", "warning", message))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import IO, Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import TypeVar
@@ -213,13 +214,14 @@ class TurnResult(Form, Generic[OutputT]):
             raise _no_transcript(path) from None
 
 
-def transcript_rows(path: StrPath) -> Iterator[dict[str, Any] | None]:
+def transcript_rows(path: StrPath, opened: IO[str] | None = None) -> Iterator[dict[str, Any] | None]:
     """Give the events of a transcript as they stand in its lines; a last line cut by a crash is given as None.
 
-    Raises BadRequest: the file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
+    With *opened* they are read from there, and *path* is what errors call it. Raises BadRequest: the file is missing (`transcript_missing`) or no transcript (`transcript_invalid`).
     """
     try:
-        with path_argument(path, "path").open(encoding="utf-8", newline="\n") as lines:
+        file = path_argument(path, "path")
+        with file.open(encoding="utf-8", newline="\n") if opened is None else nullcontext(opened) as lines:
             if _line(lines.readline(), path).get("schema") != TRANSCRIPT_SCHEMA:
                 raise _no_transcript(path)
             for text in lines:
@@ -515,11 +517,7 @@ class AgentEvent(Event):
 
     def opened(self) -> Event | None:
         """Return the agent's event, or None when it is of no known type or form."""
-        kind = next((kind for kind in EVENT_TYPES if kind.model_fields["type"].default == self.event.get("type")), None)
-        try:
-            return None if kind is None else kind.model_validate(self.event)
-        except ValidationError:
-            return None
+        return event_of(self.event)
 
 
 class AnswerChecked(Event):
@@ -557,6 +555,16 @@ class DiagnosticRaised(Event):
 
 EVENT_TYPES: tuple[type[Event], ...] = tuple(Event.__subclasses__())
 """Every type of event, in the order of the reference page."""
+_KINDS: Mapping[str, type[Event]] = {str(kind.model_fields["type"].default): kind for kind in EVENT_TYPES}
+
+
+def event_of(row: Mapping[str, Any]) -> Event | None:
+    """Return the event of its JSON, or None when it is of no known type or form."""
+    kind = _KINDS.get(str(row.get("type")))
+    try:
+        return None if kind is None else kind.model_validate(row)
+    except ValidationError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -572,18 +580,17 @@ class Transcript:
     diagnostics: tuple[Diagnostic, ...] = ()
 
 
-def read_transcript(path: str | Path) -> Transcript:
-    """Read a transcript, whole or broken off; raises as `transcript_rows`, and for a row that is no event."""
-    kinds = {str(kind.model_fields["type"].default): kind for kind in EVENT_TYPES}
+def read_transcript(path: str | Path, opened: IO[str] | None = None) -> Transcript:
+    """Read a transcript, whole or broken off; arguments as `transcript_rows`; raises as `transcript_rows`, and for a row that is no event."""
     events: list[Event] = []
     findings: list[Diagnostic] = []
     expected = 1
-    for number, row in enumerate(transcript_rows(path), 2):
+    for number, row in enumerate(transcript_rows(path, opened), 2):
         if row is None:
             message = "the last line is cut: the turn broke off while it was written"
             findings.append(_odd("transcript_cut", message, path))
             break
-        kind = kinds.get(str(row.get("type")))
+        kind = _KINDS.get(str(row.get("type")))
         if kind is None:
             message = f"line {number} holds an event of an unknown type, {row.get('type')!r}"
             findings.append(_odd("transcript_unknown_event", message, path, number))

@@ -223,7 +223,7 @@ class SolverSettings(BaseModel):
         script_env: Gives the variables of a skill's scripts; their values are masked likewise.
         network: Hosts that programs may reach, by namespace or full id of the loaded skills they are run for.
         work_dir: Where turn folders are made; None: the system's folder for temporary files. They are kept.
-        transcripts: Folder that gets a `<turn id>.jsonl` for each turn, or None.
+        transcripts: Folder that gets a `<turn id>.jsonl` for each turn, or several, or None.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
@@ -263,7 +263,12 @@ class SolverSettings(BaseModel):
     script_env: ScriptEnv | None = None
     network: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     work_dir: Path | None = None
-    transcripts: Path | None = None
+    transcripts: Path | tuple[Path, ...] | None = None
+
+    @property
+    def transcript_folders(self) -> tuple[Path, ...]:
+        """The folders that get transcripts."""
+        return (self.transcripts,) if isinstance(self.transcripts, Path) else self.transcripts or ()
 
     def secret_values(self) -> tuple[str, ...]:
         """Return what is masked from the start: the secrets, and the values of headers sent to providers."""

@@ -388,8 +388,8 @@ def _turn(
     settings = system.settings
     if handover is None:
         redactor = Redactor(settings.secret_values())
-        transcript = None if settings.transcripts is None else settings.transcripts / f"{turn_id}.jsonl"
-        bus = EventBus(turn_id, session.id, redactor=redactor, sinks=system.sinks, transcript=transcript)
+        transcripts = [folder / f"{turn_id}.jsonl" for folder in settings.transcript_folders]
+        bus = EventBus(turn_id, session.id, redactor=redactor, sinks=system.sinks, transcripts=transcripts)
     else:  # what either learns to be secret is masked in both
         redactor = handover.turn.bus.redactor
         bus = EventBus(turn_id, session.id, redactor=redactor, above=partial(tell_above, handover, consumer))

@@ -17,7 +17,7 @@ from kdskills.skills.private_files import close_to_others, close_tree, make_fold
 from kdskills.storage.database import DatabaseUnavailable, sqlite_file
 
 CONTENTS: Final = (
-    "artifacts", "host", "index", "inputs", "lease", "projects", "remote", "runs", "sessions", "*.db*", "*.lock", "worker*",
+    "artifacts", "host", "index", "inputs", "lease", "projects", "remote", "runs", "sessions", "turns", "*.db*", "*.lock", "worker*",
 )  # fmt: skip
 """What lies in a state folder, by pattern: nothing else in a folder somebody chose for it is touched."""
 

@@ -243,6 +243,19 @@ SCENARIO = [
     Step("skills.task_status", {"task_id": "$service"}, until=lambda said: bool(said["ready_at"])),
     Step("skills.task_cancel", {"task_id": "$service", "reason": "enough"}),
     Step("skills.task_watch", {"task_id": "$service", "timeout_sec": 60}),
+    Step("turns.start", {"max_steps": 9}, ("turn", lambda said: said["turn_id"])),
+    Step("turns.start", {"max_steps": 0}),
+    Step("turns.start", {"skills": ["nothing"]}),
+    Step("turns.watch", {"turn_id": "$turn", "timeout_sec": 60}),
+    Step("turns.watch", {"turn_id": "../nothing"}),
+    Step("turns.list", {"status": "final"}),
+    Step("turns.list", {"cursor": "nothing"}),
+    Step("turns.get", {"turn_id": "$turn"}),
+    Step("turns.get", {"turn_id": "nothing"}),
+    Step("turns.compare", {"turn_id": "$turn", "second_id": "$turn"}),
+    Step("turns.compare", {"turn_id": "$turn"}),
+    Step("turns.stop", {"turn_id": "$turn"}),
+    Step("turns.stop", {"turn_id": "nothing"}),
     Step("tasks.list", {"session_id": "s1"}),
     Step("jobs.list", {}),
     Step("artifacts.get", {"artifact_id": "art_nothing"}),
@@ -269,6 +282,8 @@ SCENARIO = [
 #: What is an id, a time, or a place.
 CHANGING = [
     (re.compile(r"\b(task|job|art)_[A-Za-z0-9]{8,}\b"), r"<\1>"),
+    (re.compile(r'"duration_ms": \d+'), "<took>"),
+    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<uuid>"),
     (re.compile(r"\bkd_[0-9a-f]{16}_[A-Za-z0-9_-]{43}"), "<token>"),
     (re.compile(r"\b\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?"), "<time>"),
 ]

@@ -40,6 +40,7 @@ _TOOL: Final = (
 )
 _SCRIPT: Final = (*_TOOL, "run_disabled", "engine_unavailable")
 _TURN: Final = ("replay_diverged", "replay_exhausted", "model_failed", "engine_unavailable")
+_STARTED: Final = ("model_not_allowed", "too_many_turns", "turns_not_kept", "not_yours_to_say")
 _MCP: Final = ("mcp_server_unknown", "mcp_server_failed", "mcp_set_changed", "missing_extra")
 _ENVIRONMENT: Final = (
     *("unknown_skill", "environment_lock_invalid", "environment_off", "environment_no_space", "missing_extra"),
@@ -104,6 +105,13 @@ _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _again = partial(Shipped, errors=_AGAIN, profile="author", scope="work:run", ui_allowed=True)
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
+_turn = partial(
+    Shipped,
+    errors=("not_found", "project_invalid", "transcript_invalid"),
+    profile="author",
+    scope="work:read",
+    ui_allowed=True,
+)
 
 _ROWS: Final = (
     _local("skills.check", "Check a skill, a folder of skills or a bundle.", "checking:check", _CHECK, reads=True),
@@ -153,6 +161,25 @@ _ROWS: Final = (
         ("transcript_missing", "transcript_invalid"),
         reads=True,
         input_source="models:ShowTurnInput",
+    ),
+    _turn("turns.list", "List turns that were kept, the newest first.", "turn_archive:list_turns", reads=True),
+    _turn("turns.get", "Show a turn that was kept, with the prompt of each step.", "turn_archive:get_turn", reads=True),
+    _turn("turns.compare", "Tell what is not alike in two turns.", "turn_archive:compare_turns", reads=True),
+    _turn(
+        "turns.start",
+        "Start a turn in the background.",
+        "turn_runs:start_turn",
+        errors=(*_FILES, "request_missing", "no_bundle", "unknown_skill", *_STARTED, *_TURN),
+        scope="work:run",
+        judged=("model",),
+    ),
+    _turn("turns.watch", "Tell what happens in a turn until it is over.", "turn_runs:watch_turn"),
+    _turn(
+        "turns.stop",
+        "End a turn that runs in the background.",
+        "turn_runs:stop_turn",
+        errors=("not_found", "turn_elsewhere"),
+        scope="work:run",
     ),
     _local(
         "evals.add",

@@ -55,9 +55,13 @@ for that account at the command line and in the library, since it names what is 
 
 
 def host_words(operation: Operation) -> Mapping[str, Right]:
-    """Return the arguments of *operation* that are not for callers elsewhere, and who may say them."""
+    """Return the arguments of *operation* that are not for callers elsewhere, and who may say them.
+
+    Those that the operation judges by itself are none of them.
+    """
     paths, fields = _paths(operation.input), operation.input.model_fields
-    return {name: HOST_WORDS.get(name, "machine") for name in fields if name in HOST_WORDS or name in paths}
+    names = [name for name in fields if name not in operation.judged and (name in HOST_WORDS or name in paths)]
+    return {name: HOST_WORDS.get(name, "machine") for name in names}
 
 
 @cache

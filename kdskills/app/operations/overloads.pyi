@@ -52,6 +52,8 @@ from kdskills.app.operations.supply import (
     VerifyOutput,
 )
 from kdskills.app.operations.table import Context, Emit
+from kdskills.app.operations.turn_archive import TurnOutput, TurnPairOutput, TurnsOutput
+from kdskills.app.operations.turn_runs import StartedTurn, StopTurnOutput, WatchedTurnOut
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
 from kdskills.app.operations.work_again import RepeatedOutput
@@ -133,6 +135,30 @@ class OperationCalls:
     async def call(
         self, operation: Literal["turns.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> ShowTurnOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TurnsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.get"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TurnOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.compare"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TurnPairOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.start"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StartedTurn: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.watch"], *, emit: Emit | None = None, **arguments: Any
+    ) -> WatchedTurnOut: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.stop"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StopTurnOutput: ...
     @overload
     async def call(
         self, operation: Literal["evals.add"], *, emit: Emit | None = None, **arguments: Any
@@ -411,6 +437,18 @@ class OperationCalls:
     def run(self, operation: Literal["solver.run"], **arguments: Any) -> TurnsRunOutput: ...
     @overload
     def run(self, operation: Literal["turns.show"], **arguments: Any) -> ShowTurnOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.list"], **arguments: Any) -> TurnsOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.get"], **arguments: Any) -> TurnOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.compare"], **arguments: Any) -> TurnPairOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.start"], **arguments: Any) -> StartedTurn: ...
+    @overload
+    def run(self, operation: Literal["turns.watch"], **arguments: Any) -> WatchedTurnOut: ...
+    @overload
+    def run(self, operation: Literal["turns.stop"], **arguments: Any) -> StopTurnOutput: ...
     @overload
     def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
     @overload

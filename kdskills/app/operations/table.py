@@ -71,6 +71,7 @@ class Operation:
         for_models: Whether models call it themselves, so that arguments out of shape are theirs to mend.
         commands: Arguments that make it run a command. A call with one of them is for callers who may run `RUNS`, too,
             and is no read, whatever `reads` says of the others.
+        judged: Arguments of the host's that the operation itself refuses from callers who may not say them.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Operation:
     profile: Profile = "operator"
     for_models: bool = False
     commands: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
 
     def runs_command(self, arguments: Mapping[str, Any]) -> bool:
         """Whether a call with *arguments* runs a command that an argument names."""

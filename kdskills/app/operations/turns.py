@@ -15,6 +15,7 @@ from kdskills.app.crowd import bundle_in_crowd
 from kdskills.app.operations.bundles import demo_consumers
 from kdskills.app.operations.machine import EXTRAS, installed
 from kdskills.app.operations.models import Finding, Output, RunInput, ShowTurnInput
+from kdskills.app.turns import TurnKeeper
 from kdskills.errors import BadRequest, CallRefused, Diagnostic, MissingExtra
 from kdskills.models.cassette import Cassette, read_cassette
 from kdskills.session.approval import User
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from kdskills.app.operations.conversation import Conversations
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
+    from kdskills.app.turns import TurnArchive
     from kdskills.solver.parts import Wiring
 
 
@@ -93,18 +95,22 @@ def _citations(read: Transcript, result: TurnResult) -> tuple[CitedSource, ...]:
 
 def show_turn(arguments: ShowTurnInput) -> ShowTurnOutput:
     """Read the transcript of a turn."""
-    read = read_transcript(arguments.transcript)
+    return ShowTurnOutput.of(**turn_facts(str(arguments.transcript), read_transcript(arguments.transcript)))
+
+
+def turn_facts(transcript: str, read: Transcript) -> dict[str, Any]:
+    """Return what is shown of a turn by the name of the field."""
     result = read.result
-    return ShowTurnOutput.of(
-        transcript=str(arguments.transcript),
-        turn_id=read.events[0].turn_id if read.events else "",
-        ended=result is not None,
-        events=tuple(event for event in read.events if not isinstance(event, TurnFinished)),
-        result=result,
-        footnoted="" if result is None else footnoted(result),
-        citations=() if result is None else _citations(read, result),
-        diagnostics=read.diagnostics,
-    )
+    return {
+        "transcript": transcript,
+        "turn_id": read.events[0].turn_id if read.events else "",
+        "ended": result is not None,
+        "events": tuple(event for event in read.events if not isinstance(event, TurnFinished)),
+        "result": result,
+        "footnoted": "" if result is None else footnoted(result),
+        "citations": () if result is None else _citations(read, result),
+        "diagnostics": read.diagnostics,
+    }
 
 
 def footnoted(result: TurnResult) -> str:
@@ -173,12 +179,21 @@ def _deliver(result: TurnResult, out: Path) -> tuple[str, ...]:
     return tuple(map(str, targets))
 
 
-def _solver_settings(arguments: RunInput, settings: Settings, answer_role: str | None) -> SolverSettings:
-    """Return the bounds and choices of a run."""
+def _solver_settings(
+    arguments: RunInput, settings: Settings, answer_role: str | None, turns: Path | None
+) -> SolverSettings:
+    """Return the bounds and choices of a run; what it leaves is kept in the folder *turns*."""
     options: dict[str, Any] = {"answer_role": answer_role, "network": settings.network, "prices": settings.prices}
     options["model_settings"] = arguments.model_dump(include={"max_tokens", "temperature"}, exclude_none=True)
     options |= arguments.model_dump(include={"max_steps"}, exclude_none=True)
-    return SolverSettings(**options, transcripts=arguments.out)
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    folders = tuple(folder for folder in (arguments.out, turns) if folder is not None)
+    return SolverSettings(**options, transcripts=folders, work_dir=turns)
+
+
+def _locations(result: TurnResult) -> tuple[str, ...]:
+    return tuple(file.location for file in result.files)
 
 
 def _folder(result: TurnResult, out: Path | None) -> str | None:
@@ -202,6 +217,7 @@ async def run(
     wiring: Wiring,
     settings: Settings,
     conversations: Conversations,
+    turns: TurnArchive,
     arguments: RunInput,
     context: Context,
 ) -> RunOutput:
@@ -216,30 +232,28 @@ async def run(
         await asyncio.to_thread(bundle_in_crowd, bundle, arguments.many, arguments.crowd, arguments.consumer)
         bundle = bundles.open(arguments.many, replace(context, trust=bundle.trusted), tools=True)
     is_demo, out = arguments.request is None, arguments.out
-    demo_files = demo.files if is_demo and demo is not None else ()
     answer_role = arguments.answer_role or (demo.expect.get("answer_role") if demo else None)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+    keeper = await TurnKeeper.of(turns, context.identity, bundle.name)
     system = SolverSystem(
         bundle=bundle,
         model=arguments.model or settings.model,
         executor=arguments.executor or settings.executor,
-        settings=_solver_settings(arguments, settings, answer_role),
+        settings=_solver_settings(arguments, settings, answer_role, keeper.folder),
         store=None if arguments.session is None else await conversations.store(),
         wiring=wiring,
         sinks=() if context.emit is None else (context.emit,),
     )
     async with system:
+        demo_files = demo.files if is_demo and demo is not None else ()
         files = (*arguments.files, *(bundle.root / name for name in demo_files))
         solver = ReactSolver(system, consumer=arguments.consumer)
         dialogue: dict[str, Any] = {"session_id": arguments.session, "user": user, "skills": arguments.skills}
-        async with solver.prepare_session(request, files=files, **dialogue) as turn:
+        async with keeper.keeping(solver.prepare_session(request, files=files, **dialogue)) as turn:
             turn.streaming = arguments.stream
             await solver.work(turn)
         result = turn.result
         assert result is not None
         engine = None if system.executor is None else system.executor.name
-    turn_files = tuple(str(file.location) for file in result.files)
     lacking = _lacking(demo, result) if is_demo else {}
     findings = [Diagnostic(error.code, "warning", error.message, ref=name) for name, error in lacking.items()]
     return RunOutput.of(
@@ -247,10 +261,14 @@ async def run(
         footnoted=footnoted(result),
         engine=engine,
         out=None if out is None else str(out),
-        files=turn_files if out is None else await asyncio.to_thread(_deliver, result, out),
-        transcript=None if out is None else str(out / f"{result.turn_id}.jsonl"),
+        files=_locations(result) if out is None else await asyncio.to_thread(_deliver, result, out),
+        transcript=next((str(each / f"{result.turn_id}.jsonl") for each in (out, keeper.folder) if each), None),
         folder=_folder(result, out),
         many=None if arguments.many is None else str(arguments.many),
         unmet=_unmet(demo, result, lacking) if is_demo else (),
-        diagnostics=(*findings, *asker_findings(system.subsystem, arguments.consumer, demo_consumers(demo))),
+        diagnostics=(
+            *findings,
+            *keeper.findings,
+            *asker_findings(system.subsystem, arguments.consumer, demo_consumers(demo)),
+        ),
     )

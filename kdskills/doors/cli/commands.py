@@ -41,7 +41,6 @@ from kdskills.errors.reports import ReportRow, sarif_log
 #: Commands on skills and turns, and those on the installation; the help lists them in this order.
 skill_commands = typer.Typer()
 installation_commands = typer.Typer()
-turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
 conversation = typer.Typer(help="What was said in sessions of solvers.", no_args_is_help=True)
 codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
@@ -427,21 +426,6 @@ def teller() -> Any:
 def end_of_turn(answer: Any) -> None:
     """Print the answer of a turn, its sources and where the files are; a narrator has an end of its own."""
     narrator().end(answer)
-
-
-@Row(
-    turn,
-    "show",
-    "turns.show",
-    positional=("transcript",),
-    words={"transcript": Word(metavar="TRANSCRIPT")},
-    flags={"full": "Print long prompts and results in full."},
-)
-def timeline(answer: Any, *, full: bool) -> None:
-    """Show a turn from its transcript: prompts, tool calls, sources, citations, files and errors, in order."""
-    from kdskills.doors.cli.turns import show
-
-    show(answer, full=full)
 
 
 @Row(

@@ -98,6 +98,8 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
         try:
             return await do(ask)
         finally:
+            if "turn_runs" in vars(host):  # what was started here ends with this process
+                await host.turn_runs.wait()
             if "work" in vars(host):  # else nothing was opened, and asking would open it
                 await host.work.aclose()
 

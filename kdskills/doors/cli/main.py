@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import chat, commands, evals, jobs, packages, programs, supply
+from kdskills.doors.cli import chat, commands, evals, jobs, packages, programs, supply, turn_commands
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ commands.mcp.command("config")(programs.mcp_config)
 LISTS: Final = (commands.skill_commands, supply.app, own_commands, commands.installation_commands, doors_commands)
 GROUPS: Final = {
     "jobs": jobs.app,
-    "turn": commands.turn,
+    "turn": turn_commands.turn,
     "conversation": commands.conversation,
     "codex": commands.codex,
     "image": commands.image,

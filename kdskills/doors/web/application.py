@@ -152,6 +152,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
                 await stack.enter_async_context(mount.running())
             yield
             app.state.drain.start()
+            if "turn_runs" in vars(host):
+                await host.turn_runs.aclose()
 
     app = FastAPI(
         title="kdskills",

@@ -260,6 +260,20 @@ async def _task_events(call: Call, item: Item, after_seq: After = None) -> Respo
     return await _events(call, "task", item, after_seq)
 
 
+@work_routes.get(
+    "/turns/{item}/events", response_class=Response, responses=STREAM, summary="Follow a turn until it is over."
+)
+async def _turn_events(call: Call, item: Item, after_seq: After = None) -> Response:
+    arguments = {"turn_id": item, "after_seq": events.last_seen(call.request.headers, after_seq)}
+    call.checked("turns.watch", arguments)
+    await call.host.invoke("turns.watch", {"turn_id": item, "timeout_sec": 0}, call.context)  # refused before it begins
+
+    async def watch(emit: Emit) -> Any:
+        return await call.host.invoke("turns.watch", arguments, replace(call.context, emit=emit))
+
+    return events.stream_of(events.event_frames(watch, call.request.app.state.drain, call.allowed))
+
+
 @work_routes.get("/jobs/{item}/logs", response_model=LogsOutput, responses=LOGS, summary="Read the output of a job.")
 async def _job_logs(call: Call, item: Item, asked: Piece, step: Step = None) -> Response:
     """Read the output of one step: a job itself prints nothing."""

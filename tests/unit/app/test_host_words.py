@@ -83,7 +83,11 @@ async def test_the_hosts_words_are_refused_elsewhere(host, name, door):
     operation = OPERATIONS[name]
     needed = {name: value for name, value in NEEDED.items() if name in operation.input.model_fields}
     for word, right in host_words(operation).items():
-        scopes = ["admin"] if operation.scope == "admin" or right != "view" else ["skills:read", "skills:write"]
+        scopes = (
+            ["admin"]
+            if operation.scope == "admin" or right != "view"
+            else ["skills:read", "skills:write", operation.scope]
+        )
         given, context = {**needed, word: VALUES[word]}, remote(*scopes, door=door)
         with pytest.raises(CallRefused) as caught:
             await host.invoke(name, given, context)
