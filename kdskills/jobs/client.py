@@ -186,7 +186,9 @@ class JobsClient:
         session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> TaskHead | JobHead:
-            home = None if work.pooled else work.host
+            home = (
+                None if work.pooled and not spec.placement.evals else work.host
+            )  # results lie in a folder of this host
             row = new_row(item, spec, session_key, body_hash=body_hash, home=home)
             if spec.session_id is not None:
                 # later than everything of its session that is not over: clocks may differ, or stand still

@@ -246,7 +246,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 LATER = {
     "search": 1_500,
     "doors": 340,
-    "app": 3_500,
+    "app": 4_000,
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_700,

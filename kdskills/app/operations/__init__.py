@@ -95,6 +95,7 @@ _conversation = partial(Shipped, errors=_CONVERSATION, profile="operator", scope
 _supply = partial(Shipped, errors=_supply_errors, profile="author", scope="skills:write", local=True)
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
+_evals = partial(Shipped, errors=("evals_invalid", *_WORK), profile="author", scope="work:read", sees_all=True)
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
 
 _ROWS: Final = (
@@ -154,6 +155,15 @@ _ROWS: Final = (
         input_source="evals:ReportInput",
     ),
     _local("evals.run", "Run evaluations of a bundle.", "evals:run_evals", _EVALS, scope="work:run"),
+    _evals(
+        "evals.start",
+        "Start evaluations of a bundle that go on in the background.",
+        "eval_jobs:start_evals",
+        errors=("script_eval_invalid", "unknown_skill", "no_bundle", "too_much_work", "conflict", *_EVALS, *_WORK),
+        scope="work:run",
+    ),
+    _evals("evals.status", "Show how they stand, row by row.", "eval_jobs:evals_status", reads=True),
+    _evals("evals.cancel", "End them; what has ended stays.", "eval_jobs:cancel_evals", scope="work:run"),
     _local("skills.verify", "Compare skills with lock and signatures.", "supply:verify", _FILES, reads=True),
     _local(
         "skills.sign",

@@ -24,6 +24,7 @@ from kdskills.app.operations.conversation import (
     UndoneTurn,
 )
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
+from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.projects import (
@@ -120,6 +121,22 @@ class OperationCalls:
     async def call(
         self, operation: Literal["evals.report", "evals.run"], *, emit: Emit | None = None, **arguments: Any
     ) -> EvalOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.start"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StartedEvalsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.status"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvalStatusOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["evals.cancel", "skills.task_cancel", "skills.job_cancel"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> CancelOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.verify"], *, emit: Emit | None = None, **arguments: Any
@@ -302,14 +319,6 @@ class OperationCalls:
     ) -> JobSnapshot: ...
     @overload
     async def call(
-        self,
-        operation: Literal["skills.task_cancel", "skills.job_cancel"],
-        *,
-        emit: Emit | None = None,
-        **arguments: Any,
-    ) -> CancelOutput: ...
-    @overload
-    async def call(
         self, operation: Literal["skills.task_logs"], *, emit: Emit | None = None, **arguments: Any
     ) -> LogsOutput: ...
     @overload
@@ -370,6 +379,14 @@ class OperationCalls:
     def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
     @overload
     def run(self, operation: Literal["evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.start"], **arguments: Any) -> StartedEvalsOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.status"], **arguments: Any) -> EvalStatusOutput: ...
+    @overload
+    def run(
+        self, operation: Literal["evals.cancel", "skills.task_cancel", "skills.job_cancel"], **arguments: Any
+    ) -> CancelOutput: ...
     @overload
     def run(self, operation: Literal["skills.verify"], **arguments: Any) -> VerifyOutput: ...
     @overload
@@ -464,8 +481,6 @@ class OperationCalls:
     def run(self, operation: Literal["skills.task_status", "skills.task_watch"], **arguments: Any) -> TaskSnapshot: ...
     @overload
     def run(self, operation: Literal["skills.job_status", "skills.job_watch"], **arguments: Any) -> JobSnapshot: ...
-    @overload
-    def run(self, operation: Literal["skills.task_cancel", "skills.job_cancel"], **arguments: Any) -> CancelOutput: ...
     @overload
     def run(self, operation: Literal["skills.task_logs"], **arguments: Any) -> LogsOutput: ...
     @overload
