@@ -13,7 +13,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -120,8 +120,9 @@ class EvalPlan(EvalForm):
     """What an iteration runs, so that the same can be gone on with, and be told later.
 
     `digests` has the tree digest of every skill in view by full id, those of a further side after its name and a colon;
-    `evals` a digest of every evaluation by id. `total` counts the rows. `judged` names the iteration beside it whose outcomes
-    are judged again instead of running anything.
+    `evals` a digest of every evaluation by id. `total` counts the rows, and `repeats` says how often an evaluation is run, where
+    that is more than once. `tasks` are the ids of the background tasks that ran it. `judged` names the iteration beside it whose
+    outcomes are judged again instead of running anything.
     """
 
     kind: EvalKind
@@ -140,14 +141,21 @@ class EvalPlan(EvalForm):
     prompt_digest: str = ""
     digests: dict[str, str] = {}
     evals: dict[str, str] = {}
+    repeats: dict[str, int] = {}
     total: int = 0
     kdskills: str = ""
     started: str = ""
+    tasks: tuple[str, ...] = ()
 
     def differs(self, plan: EvalPlan) -> tuple[str, ...]:
-        """Return the names of what another plan says differently; when it was begun does not count."""
-        names = type(self).model_fields.keys() - {"started"}
+        """Return the names of what another plan says differently; when it was begun, and by whom, does not count."""
+        names = type(self).model_fields.keys() - {"started", "tasks", "repeats"}  # `evals` and `repeat` tell the last
         return tuple(sorted(name for name in names if getattr(self, name) != getattr(plan, name)))
+
+    def keys(self) -> list[tuple[str, str, int]]:
+        """Return what tells each row apart, of those that have not ended, too, in the order they are run."""
+        times = {name: range(self.repeats.get(name, 1)) for name in self.evals}
+        return [(name, side, repeat) for name in self.evals for side in self.sides for repeat in times[name]]
 
 
 class Iteration(EvalForm):
@@ -167,6 +175,11 @@ class Iteration(EvalForm):
     def missing(self) -> int:
         """Rows that did not end yet."""
         return max(self.plan.total - len(self.rows), 0)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every row has ended, and none is an error."""
+        return not self.missing and all(row.status != "error" for row in self.rows)
 
 
 def slug_of(text: str) -> str:
@@ -212,7 +225,8 @@ class IterationFolder:
 
     @contextmanager
     def row_folder(self, key: tuple[str, str, int]) -> Iterator[Path]:
-        """Give an empty folder to fill, which becomes that of the row when that succeeds."""
+        """Give an empty folder to fill, which becomes that of the row when that succeeds. Raises as `add`."""
+        self._require_plan()
         final = self.folder / self.name_of(key)
         make_folder(final.parent)
         with new_tree(final) as work:
@@ -223,7 +237,11 @@ class IterationFolder:
                 shutil.rmtree(final)
 
     def add(self, row: RowResult) -> None:
-        """Append the line of a row that ended; it is on disk when this returns."""
+        """Append the line of a row that ended; it is on disk when this returns.
+
+        Raises EvalsRefused, `evals_none`: somebody took the iteration away, and what is written now would belong to none.
+        """
+        self._require_plan()
         text = json.dumps(row.model_dump(mode="json"))
         with open_private(self.folder / ROWS, "ab") as stream:
             stream.write(text.encode() + b"\n")
@@ -233,11 +251,16 @@ class IterationFolder:
         self.tokens_spent += spent_on(row, self.plan)
 
     def close(self, figures: Callable[[Iteration], dict[str, Any]]) -> Iteration:
-        """Write the figures of the rows so far, and return the iteration."""
+        """Write the figures of the rows so far, and return the iteration. Raises as `add`."""
+        self._require_plan()
         facts = {"plan": self.plan, "rows": tuple(self.rows.values()), "tokens_spent": self.tokens_spent}
         iteration = Iteration(folder=str(self.folder), **facts)
         write_json(self.folder / BENCHMARK, benchmark(iteration, figures(iteration)))
         return iteration
+
+    def _require_plan(self) -> None:
+        if not (self.folder / PLAN).is_file():
+            raise EvalsRefused(f"{self.folder} is gone, with the rows that had ended", code="evals_none")
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -328,8 +351,24 @@ class EvalWorkspace:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the iterations that are there, in order."""
+        if not self.folder.is_dir():
+            return []
         names = (_ITERATION.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(name[1]) for name in names if name)
+
+    def of_task(self, task: str) -> Path | None:
+        """Return the folder of the iteration that a background task runs or ran, the newest first; None where it has none."""
+        for number in reversed(self.numbers()):
+            folder = self.folder / f"iteration-{number}"
+            with suppress(EvalsRefused):  # whatever cannot be read is not gone on with
+                if task in _read_plan(folder).tasks:
+                    return folder
+        return None
+
+    def open(self, plan: EvalPlan, *, resume: bool) -> IterationFolder:
+        """Return the iteration to write to: that of the plan's task where it has one, the newest to *resume*, else the next."""
+        own = next(filter(None, map(self.of_task, plan.tasks)), None)
+        return self.resume(plan, own) if own is not None or resume else self.begin(plan)
 
     def begin(self, plan: EvalPlan) -> IterationFolder:
         """Make the next iteration."""
@@ -338,12 +377,16 @@ class EvalWorkspace:
             write_private(work / PLAN, plan.model_dump_json(indent=2) + "\n")
         return IterationFolder(final, plan)
 
-    def resume(self, plan: EvalPlan) -> IterationFolder:
-        """Return the newest iteration, if it runs the same. Raises EvalsRefused: `evals_none`, `evals_plan_changed`, `evals_invalid`."""
-        numbers = self.numbers()
-        if not numbers:
-            raise EvalsRefused(f"there is no iteration in {self.folder} to go on with", code="evals_none")
-        folder = self.folder / f"iteration-{numbers[-1]}"
+    def resume(self, plan: EvalPlan, folder: Path | None = None) -> IterationFolder:
+        """Return an iteration, by default the newest, if it runs the same.
+
+        Raises EvalsRefused: `evals_none`, `evals_plan_changed`, `evals_invalid`.
+        """
+        if folder is None:
+            numbers = self.numbers()
+            if not numbers:
+                raise EvalsRefused(f"there is no iteration in {self.folder} to go on with", code="evals_none")
+            folder = self.folder / f"iteration-{numbers[-1]}"
         if folder.is_symlink():
             raise EvalsRefused(f"{folder} is a link, and nothing is written behind it", path=str(folder))
         iteration = read_iteration(folder)
@@ -354,7 +397,11 @@ class EvalWorkspace:
         for leftover in folder.glob("eval-*/.new-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         _cut_torn_line(folder / ROWS)
-        return IterationFolder(folder, iteration.plan, iteration.rows, iteration.tokens_spent)
+        tasks = tuple(dict.fromkeys((*iteration.plan.tasks, *plan.tasks)))
+        now = iteration.plan.model_copy(update={"tasks": tasks})
+        if now != iteration.plan:
+            write_json(folder / PLAN, now.model_dump(mode="json"))
+        return IterationFolder(folder, now, iteration.rows, iteration.tokens_spent)
 
 
 def read_iteration(folder: StrPath) -> Iteration:
@@ -363,13 +410,12 @@ def read_iteration(folder: StrPath) -> Iteration:
     Raises EvalsRefused: it is none, or a line of it cannot be understood.
     """
     path = path_argument(folder, "iteration")
+    plan = _read_plan(path)
     try:
-        plan = EvalPlan.model_validate(json.loads(_read(path / PLAN)))
         lines = _read(path / ROWS).split(b"\n")[:-1] if (path / ROWS).exists() else []
         rows = [RowResult.model_validate(json.loads(line)) for line in lines]
     except (OSError, ValueError, RecursionError) as error:
-        reason = "holds what is none" if isinstance(error, ValidationError) else str(error)
-        raise EvalsRefused(f"{path} is no iteration that can be read: {reason}", path=str(path)) from error
+        raise _unreadable(path, error) from error
     tokens = sum(spent_on(row, plan) for row in rows)
     return Iteration(
         folder=str(path), plan=plan, rows=tuple({row.key: row for row in rows}.values()), tokens_spent=tokens
@@ -379,6 +425,18 @@ def read_iteration(folder: StrPath) -> Iteration:
 def spent_on(row: RowResult, plan: EvalPlan) -> int:
     """Return the tokens a row took in its iteration; where it was only judged again, those of the judge."""
     return row.judge_tokens + (0 if plan.judged else row.tokens)
+
+
+def _read_plan(folder: Path) -> EvalPlan:
+    try:
+        return EvalPlan.model_validate(json.loads(_read(folder / PLAN)))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> EvalsRefused:
+    reason = "holds what is none" if isinstance(error, ValidationError) else str(error)
+    return EvalsRefused(f"{folder} is no iteration that can be read: {reason}", path=str(folder))
 
 
 def _read(path: Path) -> bytes:

@@ -458,6 +458,7 @@ async def run(
     baseline: Bundle | str | None = None,
     workspace: StrPath | None = None,
     resume: bool = False,
+    task: str = "",
     wiring: Wiring | None = None,
     tell: Callable[[EvalProgress], None] = lambda progress: None,
     **options: Unpack[EvalOptions],
@@ -470,10 +471,10 @@ async def run(
         kind: `retrieval` asks no model, but whether search finds the skill; `trigger` asks the model until it loads a skill;
             `run` runs the whole turn, with the skill and without it.
         against: Name and descriptions by full id of a second side: the same skills, described otherwise. For `trigger` only.
-        baseline: What the bundle is compared with instead of itself without the skill: a bundle, or a branch, tag or commit of
-            the repository it lies in. For `run` only.
+        baseline: Another bundle, or a branch, tag or commit of its repository, as the second side. For `run` only.
         workspace: Folder of iterations; by default `<bundle>-workspace` beside the bundle.
         resume: Whether the newest iteration is gone on with: rows that are missing, or are errors, are run.
+        task: Id of the background task that this is a run of, whose own iteration is gone on with where it has one.
         wiring: Turns names into objects; the installed Host's by default.
         tell: Told how far it is, after every row.
         options: See `EvalOptions`; without `model` there is nothing to ask.
@@ -485,8 +486,7 @@ async def run(
     """
     bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     shared = cast("Wiring", SharedWiring(wiring or default_wiring()))
-    rows = _checked(evals)
-    _check_options(options, rows, kind, against, baseline)
+    rows = checked_evals(evals, kind, options, compared=(against is not None, baseline is not None))
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
@@ -499,8 +499,8 @@ async def run(
         repeats = [(row, each.name, turn) for row in rows for each in sides for turn in _repeats(row, kind, options)]
         if isinstance(judge := options.get("judge"), str):
             options["judge"] = await stack.enter_async_context(aclosing(shared.model(judge)))
-        plan = await _plan(kind, rows, sides, shared, executor, options, len(repeats))
-        folder = await asyncio.to_thread(space.resume if resume else space.begin, plan)
+        plan = await _plan(kind, rows, sides, shared, executor, options, task)
+        folder = await asyncio.to_thread(space.open, plan, resume=resume)
         try:
             if executor is None:
                 await asyncio.to_thread(_rank, rows, shared.subsystem(bundle), folder, tell)
@@ -527,8 +527,12 @@ def _repeats(row: Eval, kind: EvalKind, options: EvalOptions) -> range:
     return range(1 if kind == "retrieval" else options.get("repeat") or row.repeat)
 
 
-def _checked(evals: Sequence[Eval]) -> list[Eval]:
-    """Return evaluations with ids that can be written. Raises BadRequest: there is none, or two have one id."""
+def checked_evals(evals: Sequence[Eval], kind: str, options: EvalOptions, *, compared: tuple[bool, bool]) -> list[Eval]:
+    """Return evaluations with ids that can be written; *compared* says whether there are other descriptions, and a baseline.
+
+    Raises BadRequest: there is no evaluation, two have one id, no model is named, the sides are those of another kind, or
+    nobody understands a check.
+    """
     rows = [replace(row, id=whole_text(row.id)) for row in evals]
     if not rows:
         raise BadRequest("there are no evaluations to run", code="evals_missing")
@@ -536,21 +540,18 @@ def _checked(evals: Sequence[Eval]) -> list[Eval]:
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:
         raise BadRequest(f"two evaluations have the id {twice!r}", code="eval_duplicate", id=twice)
-    return rows
-
-
-def _check_options(options: EvalOptions, rows: Sequence[Eval], kind: str, against: object, baseline: object) -> None:
-    """Raise BadRequest where no model is named, the sides are those of another kind, or nobody understands a check."""
     unknown = check_findings(rows, options.get("checks", CHECKS)) if kind == "run" else ()
     if unknown:
         raise BadRequest(unknown[0].message, code="check_invalid", errors=[finding.to_json() for finding in unknown])
     if kind != "retrieval" and options.get("model", "replay") == "replay":
         message = "say which model is asked, such as --model openai:NAME: demo.yaml has replies to one request only"
         raise BadRequest(message, code="model_missing")
-    if against is not None and kind != "trigger":
+    against, baseline = compared
+    if against and kind != "trigger":
         raise BadRequest("other descriptions are compared by `trigger` only", code="side_invalid")
-    if baseline is not None and kind != "run":
+    if baseline and kind != "run":
         raise BadRequest("a baseline is compared with by `run` only", code="side_invalid")
+    return rows
 
 
 async def _plan(
@@ -560,7 +561,7 @@ async def _plan(
     wiring: Wiring,
     executor: Executor | None,
     options: EvalOptions,
-    total: int,
+    task: str,
 ) -> EvalPlan:
     """Return what is going to be run, with the digests that tell it from anything else."""
     consumer = options.get("consumer", DECISION)
@@ -571,6 +572,7 @@ async def _plan(
         for key, skill in skills.items():
             tree = await asyncio.to_thread(skill.content.tree_digest)
             digests[f"{variant.name}:{key}" if number else key] = tree
+    repeats = {row.id: len(_repeats(row, kind, options)) for row in rows}
     return EvalPlan(
         kind=kind,
         bundle=sides[0].bundle.name,
@@ -587,9 +589,11 @@ async def _plan(
         prompt_digest=prompt,
         digests=digests,
         evals={row.id: eval_digest(row) for row in rows},
-        total=total,
+        repeats={name: times for name, times in repeats.items() if times > 1},
+        total=sum(repeats.values()) * len(sides),
         kdskills=__version__,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
+        tasks=(task,) if task else (),
     )
 
 

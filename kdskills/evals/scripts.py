@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Final
@@ -193,9 +193,15 @@ class RowFiles:
 
 
 async def run_rows(
-    runtime: SkillRuntime, skill: Skill, rows: Sequence[ScriptEval], *, consumer: str | None, turns: asyncio.Semaphore
+    runtime: SkillRuntime,
+    skill: Skill,
+    rows: Sequence[ScriptEval],
+    *,
+    consumer: str | None,
+    turns: asyncio.Semaphore,
+    tell: Callable[[RowResult], None] = lambda row: None,
 ) -> list[RowResult]:
-    """Run rows of one skill, as many at a time as *turns* lets, and return their results in order."""
+    """Run rows of one skill, as many at a time as *turns* lets, and return their results in order; *tell* has each as it ends."""
     session = hashlib.sha256(skill.full_id.encode()).hexdigest()
     loading: ToolCallRefused | None = None
     try:
@@ -203,6 +209,11 @@ async def run_rows(
         await runtime.load(session, [skill.full_id], by="user")
     except ToolCallRefused as error:
         loading = error
+
+    async def told(row: ScriptEval) -> RowResult:
+        ended = await result(row)
+        tell(ended)
+        return ended
 
     async def result(row: ScriptEval) -> RowResult:
         if loading is not None:
@@ -223,7 +234,7 @@ async def run_rows(
                 return _refused(skill, row, error)
         return await asyncio.to_thread(_result, skill, row, ended, files.outputs)
 
-    return list(await asyncio.gather(*map(result, rows)))
+    return list(await asyncio.gather(*map(told, rows)))
 
 
 def _refused(skill: Skill, row: ScriptEval, error: ToolCallRefused | FileRefused) -> RowResult:

@@ -199,7 +199,8 @@ class JobsClient:
         session_key = item if spec.session_id is None else spec.scope.session_key(spec.session_id)
 
         def change(link: sa.Connection) -> TaskHead | JobHead:
-            home = None if work.pooled else work.host
+            # results of evaluations lie in a folder of this host
+            home = None if work.pooled and not spec.placement.evals else work.host
             row = new_row(item, spec, session_key, body_hash=body_hash, home=home, repeat_of=repeat_of)
             if spec.session_id is not None:
                 # later than everything of its session that is not over: clocks may differ, or stand still

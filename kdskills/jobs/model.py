@@ -116,6 +116,8 @@ class Placement(Value):
     files. `skills` are the skill and what it imports, read-only and hash-addressed, `environment` the packages its commands
     find, `network` rules of the hosts they may reach, which a worker's own settings must grant, too, `uploaded` the versions
     of the uploaded ones among the skills by name. `unsafe_local` is the caller's half of the double opt-in of the bare engine.
+    With `evals` no program is started: the command's one word is an order of evaluations, which asks models and so is run by
+    kdskills itself, outside of the sandbox; `engine` is what it runs scripts in. Only `evals.start` says so, never a caller.
     """
 
     engine: str
@@ -128,6 +130,7 @@ class Placement(Value):
     network: tuple[str, ...] = ()
     limits: Limits = Limits()
     unsafe_local: bool = False
+    evals: bool = False
 
 
 class ServiceSpec(Value):
@@ -161,6 +164,7 @@ class StepSpec(Value):
     """One step of a job: a command that runs as a child task, tried again `retry` times when it fails.
 
     It needs the previous step when no step of the job names any; with `continue_on_error`, failing is as succeeding.
+    `retry_on_lost` is as for tasks.
     """
 
     name: str
@@ -168,6 +172,7 @@ class StepSpec(Value):
     needs: tuple[str, ...] = ()
     retry: int = Field(0, ge=0, le=10)
     continue_on_error: bool = False
+    retry_on_lost: bool = False
 
 
 class JobSpec(Value):

@@ -381,7 +381,11 @@ class JobRun:
         for index, number in start:
             step, item = head.spec.steps[index], step_task_id(head.id, index, number)
             spec = TaskSpec(
-                scope=head.scope, session_id=head.spec.session_id, command=step.command, placement=head.spec.placement
+                scope=head.scope,
+                session_id=head.spec.session_id,
+                command=step.command,
+                placement=head.spec.placement,
+                retry_on_lost=step.retry_on_lost,
             )
             row = new_row(item, spec, head.session_key, body_hash="", home=head.home)
             self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})

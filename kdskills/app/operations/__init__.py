@@ -104,6 +104,9 @@ _evals = partial(Shipped, profile="operator", scope="admin", reads=True, ui_allo
 _tool = partial(Shipped, profile="skills", for_models=True)
 _start = partial(Shipped, errors=_START, profile="skills", scope="work:run")
 _again = partial(Shipped, errors=_AGAIN, profile="author", scope="work:run", ui_allowed=True)
+_eval_jobs = partial(
+    Shipped, errors=("evals_invalid", *_WORK), profile="author", scope="work:read", sees_all=True, ui_allowed=True
+)
 _work = partial(Shipped, errors=_WORK, profile="skills", scope="work:read", ui_allowed=True)
 _turn = partial(
     Shipped,
@@ -216,6 +219,15 @@ _ROWS: Final = (
         ("evals_invalid", "not_found", *_VIEW),
     ),
     _local("evals.run", "Run evaluations of a bundle.", "evals:run_evals", _EVALS, scope="work:run"),
+    _eval_jobs(
+        "evals.start",
+        "Start evaluations of a bundle that go on in the background.",
+        "eval_jobs:start_evals",
+        errors=("script_eval_invalid", "unknown_skill", "no_bundle", "too_much_work", "conflict", *_EVALS, *_WORK),
+        scope="work:run",
+    ),
+    _eval_jobs("evals.status", "Show how they stand, row by row.", "eval_jobs:evals_status", reads=True),
+    _eval_jobs("evals.cancel", "End them; what has ended stays.", "eval_jobs:cancel_evals", scope="work:run"),
     _local("skills.verify", "Compare skills with lock and signatures.", "supply:verify", _FILES, reads=True),
     _local(
         "skills.sign",

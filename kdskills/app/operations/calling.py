@@ -44,6 +44,8 @@ HOST_WORDS: Final[Mapping[str, Right]] = MappingProxyType(
         "by": "view",
         "executor": "machine",
         "model": "machine",
+        "judge": "machine",
+        "baseline": "machine",
         "binary": "program",
     }
 )
@@ -100,6 +102,12 @@ def require_allowed(operation: Operation, identity: Identity) -> None:
         code, reason = "local_only", "works on files of the machine kdskills runs on: call it there"
     elif not identity.may(operation.scope):
         code, reason, facts = "scope_missing", f"needs the scope {operation.scope}", {"scope": operation.scope}
+    elif operation.sees_all and not identity.sees_all:
+        code, reason, facts = (
+            "scope_missing",
+            "tells what no model may see: it needs the scope admin",
+            {"scope": "admin"},
+        )
     elif identity.allowed_tools is not None and operation.name not in identity.allowed_tools:
         code, reason = "tool_not_allowed", "is not among the tools this caller may run"
     elif PROFILES.index(operation.profile) > PROFILES.index(identity.profile):

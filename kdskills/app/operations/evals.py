@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,9 +18,9 @@ from kdskills.errors import BadRequest, NotFound
 from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
 from kdskills.evals.rejudging import judge
 from kdskills.evals.reports import RowChange, Thresholds, changes, former_iteration, report, shortfalls
-from kdskills.evals.results import Iteration, RowResult, read_iteration, slug_of
-from kdskills.evals.runs import EvalOptions, figures_of, run
-from kdskills.evals.scripts import read_rows, run_rows
+from kdskills.evals.results import EvalKind, Iteration, RowResult, read_iteration, slug_of
+from kdskills.evals.runs import EvalOptions, EvalProgress, checked_evals, figures_of, run
+from kdskills.evals.scripts import ScriptEval, read_rows, run_rows
 from kdskills.evals.sides import descriptions_in
 from kdskills.skills.safe_open import is_folder
 
@@ -28,13 +29,15 @@ if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
     from kdskills.app.settings import Settings
     from kdskills.app.wiring import HostWiring
+    from kdskills.bundle import Bundle
+    from kdskills.errors import Diagnostic
+    from kdskills.skills import Skill
+    from kdskills.turn import SkillsSubsystem
 
 
-class EvalInput(Thresholds, Input):
-    """Which evaluations, by which model, and how many at once."""
+class EvalTerms(Input):
+    """Which evaluations of a bundle, by which model, and how many at once."""
 
-    kind: Literal["retrieval", "trigger", "run"] = Field(description="What is found out.")
-    bundle: Path = Field(description="The bundle's folder.")
     skills: tuple[str, ...] = Field(
         (), description="Skills whose evaluations are run, by name or full id; none means all."
     )
@@ -82,6 +85,13 @@ class EvalInput(Thresholds, Input):
     )
 
 
+class EvalInput(Thresholds, EvalTerms):
+    """Which evaluations of which bundle, and what they must reach."""
+
+    kind: Literal["retrieval", "trigger", "run"] = Field(description="What is found out.")
+    bundle: Path = Field(description="The bundle's folder.")
+
+
 class EvalOutput(Output):
     """The iteration.
 
@@ -110,32 +120,61 @@ async def run_evals(
     bundles: BundleLoader, wiring: HostWiring, settings: Settings, arguments: EvalInput, context: Context
 ) -> EvalOutput:
     """Run evaluations of a bundle."""
-    bundle = bundles.open(arguments.bundle, context, tools=True)
-    evals = await asyncio.to_thread(read, bundle.root, wiring.subsystem(bundle).registry)
-    rows = of_skills(evals.evals, arguments.skills)
-    baseline: Any = arguments.baseline
-    if baseline is not None and is_folder(baseline):
-        baseline = bundles.open(Path(baseline), context, tools=True)
-
-    options = arguments.model_dump(include=set(EvalOptions.__annotations__))
-    options |= {"model": arguments.model or settings.model, "executor": arguments.executor or settings.executor}
-    options |= {"judge": None if arguments.judge == "none" else arguments.judge, "checks": wiring.checks}
-    against = arguments.against
-    iteration = await run(
-        bundle,
-        rows,
+    call = await asyncio.to_thread(
+        prepared,
+        lambda path: bundles.open(path, context, tools=True),
+        wiring,
+        settings,
         arguments.kind,
-        against=None if against is None else (slug_of(against.stem), descriptions_in(against)),
-        baseline=baseline,
-        workspace=arguments.workspace,
-        resume=arguments.resume,
-        wiring=wiring,
-        tell=context.emit or (lambda progress: None),
-        prices=settings.prices,
-        network=settings.network,
-        **options,
+        arguments.bundle,
+        arguments,
     )
-    return await asyncio.to_thread(answer_of, iteration, arguments, None, evals.diagnostics)
+    iteration = await call.run(wiring, context.emit or (lambda progress: None))
+    return await asyncio.to_thread(answer_of, iteration, arguments, None, call.diagnostics)
+
+
+@dataclass(frozen=True)
+class PreparedEvals:
+    """Evaluations that can be run: read, checked, and their bundles loaded; `options` are further arguments of `run`."""
+
+    kind: EvalKind
+    bundle: Bundle
+    rows: Sequence[Eval]
+    options: Mapping[str, Any]
+    diagnostics: tuple[Diagnostic, ...]
+
+    async def run(self, wiring: HostWiring, tell: Callable[[EvalProgress], None], task: str = "") -> Iteration:
+        """Run them. Raises as `kdskills.evals.run`."""
+        options: Any = self.options
+        return await run(self.bundle, self.rows, self.kind, wiring=wiring, tell=tell, task=task, **options)
+
+
+def prepared(
+    load: Callable[[Path], Bundle],
+    wiring: HostWiring,
+    settings: Settings,
+    kind: EvalKind,
+    folder: Path,
+    terms: EvalTerms,
+) -> PreparedEvals:
+    """Load the bundles of a call by *load*, and read and check its evaluations; blocks.
+
+    Raises BundleError, and BadRequest for evaluations, sides and models that cannot be used.
+    """
+    bundle = load(folder)
+    evals = read(bundle.root, wiring.subsystem(bundle).registry)
+    rows = of_skills(evals.evals, terms.skills)
+    baseline: Any = terms.baseline
+    if baseline is not None and is_folder(baseline):
+        baseline = load(Path(baseline))
+    against = None if terms.against is None else (slug_of(terms.against.stem), descriptions_in(terms.against))
+    options: Any = terms.model_dump(include=set(EvalOptions.__annotations__))
+    options |= {"model": terms.model or settings.model, "executor": terms.executor or settings.executor}
+    options |= {"judge": None if terms.judge == "none" else terms.judge, "checks": wiring.checks}
+    checked_evals(rows, kind, options, compared=(against is not None, baseline is not None))
+    options |= {"against": against, "baseline": baseline, "workspace": terms.workspace, "resume": terms.resume}
+    options |= {"prices": settings.prices, "network": settings.network}
+    return PreparedEvals(kind, bundle, rows, options, evals.diagnostics)
 
 
 def answer_of(
@@ -145,7 +184,7 @@ def answer_of(
     plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
     report(iteration, figures)
     below = shortfalls(iteration, figures, wanted, former)
-    complete = not iteration.missing and all(row.status != "error" for row in iteration.rows)
+    complete = iteration.complete
     return EvalOutput.of(
         iteration,
         plan,
@@ -254,19 +293,33 @@ async def run_scripts(
     skills = list(chosen_skills(dict(project.subsystem.registry), arguments.skills))
     read = [await asyncio.to_thread(read_rows, skill) for skill in skills]
     findings = tuple(Finding.of(finding) for _, problems in read for finding in problems)
+    chosen = [(skill, rows) for skill, (rows, _) in zip(skills, read, strict=True)]
+    rows = await script_results(project.subsystem, wiring, settings, arguments, chosen, arguments.at_once)
+    passed = bool(rows) and all(row.status == "passed" for row in rows)
+    return ScriptEvalsOutput(ok=passed and not findings, bundle=project.name, rows=rows, diagnostics=findings)
+
+
+async def script_results(
+    subsystem: SkillsSubsystem,
+    wiring: HostWiring,
+    settings: Settings,
+    arguments: SkillScriptsInput,
+    chosen: Iterable[tuple[Skill, Sequence[ScriptEval]]],
+    at_once: int,
+    tell: Callable[[RowResult], None] = lambda row: None,
+) -> tuple[RowResult, ...]:
+    """Run rows of skills, each as a call of a model would run the script, and return what they came to."""
     engine = await wiring.executor(arguments.executor)
-    turns = asyncio.Semaphore(arguments.at_once)
-    async with script_runtime(project.subsystem, wiring, settings, arguments, engine) as runtime:
+    turns = asyncio.Semaphore(at_once)
+    async with script_runtime(subsystem, wiring, settings, arguments, engine) as runtime:
         results = await asyncio.gather(
             *(
-                run_rows(runtime, skill, rows, consumer=arguments.consumer, turns=turns)
-                for skill, (rows, _) in zip(skills, read, strict=True)
+                run_rows(runtime, skill, rows, consumer=arguments.consumer, turns=turns, tell=tell)
+                for skill, rows in chosen
                 if rows
             )
         )
-    rows = tuple(row for skill_rows in results for row in skill_rows)
-    passed = bool(rows) and all(row.status == "passed" for row in rows)
-    return ScriptEvalsOutput(ok=passed and not findings, bundle=project.name, rows=rows, diagnostics=findings)
+    return tuple(row for skill_rows in results for row in skill_rows)
 
 
 class AddEvalInput(Input):

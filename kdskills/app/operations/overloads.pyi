@@ -24,6 +24,7 @@ from kdskills.app.operations.conversation import (
     UndoneTurn,
 )
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
+from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.fleet import DrainOutput, FleetOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
@@ -171,6 +172,22 @@ class OperationCalls:
         emit: Emit | None = None,
         **arguments: Any,
     ) -> EvalOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.start"], *, emit: Emit | None = None, **arguments: Any
+    ) -> StartedEvalsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.status"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvalStatusOutput: ...
+    @overload
+    async def call(
+        self,
+        operation: Literal["evals.cancel", "skills.task_cancel", "skills.job_cancel"],
+        *,
+        emit: Emit | None = None,
+        **arguments: Any,
+    ) -> CancelOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.verify"], *, emit: Emit | None = None, **arguments: Any
@@ -365,14 +382,6 @@ class OperationCalls:
     ) -> JobSnapshot: ...
     @overload
     async def call(
-        self,
-        operation: Literal["skills.task_cancel", "skills.job_cancel"],
-        *,
-        emit: Emit | None = None,
-        **arguments: Any,
-    ) -> CancelOutput: ...
-    @overload
-    async def call(
         self, operation: Literal["skills.task_logs"], *, emit: Emit | None = None, **arguments: Any
     ) -> LogsOutput: ...
     @overload
@@ -453,6 +462,14 @@ class OperationCalls:
     def run(self, operation: Literal["evals.add"], **arguments: Any) -> AddEvalOutput: ...
     @overload
     def run(self, operation: Literal["evals.judge", "evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.start"], **arguments: Any) -> StartedEvalsOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.status"], **arguments: Any) -> EvalStatusOutput: ...
+    @overload
+    def run(
+        self, operation: Literal["evals.cancel", "skills.task_cancel", "skills.job_cancel"], **arguments: Any
+    ) -> CancelOutput: ...
     @overload
     def run(self, operation: Literal["skills.verify"], **arguments: Any) -> VerifyOutput: ...
     @overload
@@ -553,8 +570,6 @@ class OperationCalls:
     def run(self, operation: Literal["skills.task_status", "skills.task_watch"], **arguments: Any) -> TaskSnapshot: ...
     @overload
     def run(self, operation: Literal["skills.job_status", "skills.job_watch"], **arguments: Any) -> JobSnapshot: ...
-    @overload
-    def run(self, operation: Literal["skills.task_cancel", "skills.job_cancel"], **arguments: Any) -> CancelOutput: ...
     @overload
     def run(self, operation: Literal["skills.task_logs"], **arguments: Any) -> LogsOutput: ...
     @overload

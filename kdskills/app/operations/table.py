@@ -69,6 +69,7 @@ class Operation:
         ui_allowed: Whether pages of the console may call it.
         profile: The list of tools it belongs to: what a model works with, what an author does, or the operator's.
         for_models: Whether models call it themselves, so that arguments out of shape are theirs to mend.
+        sees_all: Whether it tells of every skill, or of what no model may see, and so is for callers who see everything.
         commands: Arguments that make it run a command. A call with one of them is for callers who may run `RUNS`, too,
             and is no read, whatever `reads` says of the others.
         judged: Arguments of the host's that the operation itself refuses from callers who may not say them.
@@ -86,6 +87,7 @@ class Operation:
     ui_allowed: bool = False
     profile: Profile = "operator"
     for_models: bool = False
+    sees_all: bool = False
     commands: tuple[str, ...] = ()
     judged: tuple[str, ...] = ()
 

@@ -23,7 +23,7 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from kdskills.app.host import Host
 from kdskills.app.logs import be_called
@@ -37,6 +37,9 @@ from kdskills.jobs import shim
 from kdskills.jobs.attempts import AttemptFacts, AttemptOrder, OutputBounds, ProcessIdentity, Verdict, WarmStarter
 from kdskills.jobs.exchange import SessionFolder, refusal, supervise, to_request, to_verdict, workdir_files
 from kdskills.jobs.model import OutputError
+
+if TYPE_CHECKING:
+    from kdskills.app.worker.evals import EvalsRunner
 
 MODULE: Final = "kdskills.app.worker.launcher"
 _LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
@@ -54,19 +57,16 @@ def main(arguments: list[str] | None = None) -> int:
     if not line:
         return 0  # the worker was killed before it said anything
     host = Host(Settings(**json.loads(line)))
-    launcher = Launcher(host.engines(), host.settings.network, allow_unisolated=host.settings.allow_unisolated)
+    launcher = Launcher(host.engines(), host.settings)
     return asyncio.run(launcher.reap(words[1])) if words[:1] == ["--reap"] else launcher.serve()
 
 
 class Launcher:
-    """Starts attempts; *grants* are the hosts that the settings here grant to skills, *allow_unisolated* is the operator's
-    half of the consent to an engine without a wall.
-    """
+    """Starts attempts; the settings say which hosts are granted to skills, and whether an engine without a wall may be used."""
 
-    def __init__(self, engines: tuple[Executor, ...], grants: Grants, *, allow_unisolated: bool) -> None:
+    def __init__(self, engines: tuple[Executor, ...], settings: Settings) -> None:
         self._engines = {engine.name: engine for engine in reversed(engines)}
-        self._grants = grants
-        self._allow_unisolated = allow_unisolated
+        self._settings = settings
         self._loaded: set[str] = set()
 
     def serve(self) -> int:
@@ -143,16 +143,22 @@ class Launcher:
         be_called(f"runner {folder.parent.name}/{folder.name}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
         order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
-        engine = self._engines.get(order.spec.placement.engine)
         try:
-            runner = AttemptRunner(folder, order, engine, self._grants, self._allow_unisolated)
-            verdict = asyncio.run(runner.main())
+            verdict = asyncio.run(self._runner(folder, order).main())
             shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
         except OSError as error:
             if error.errno not in shim.FULL:
                 raise
             return shim.DISK_FULL
         return 0
+
+    def _runner(self, folder: Path, order: AttemptOrder) -> AttemptRunner | EvalsRunner:
+        if order.spec.placement.evals:
+            from kdskills.app.worker.evals import EvalsRunner
+
+            return EvalsRunner(folder, order, self._settings)
+        engine, settings = self._engines.get(order.spec.placement.engine), self._settings
+        return AttemptRunner(folder, order, engine, settings.network, settings.allow_unisolated)
 
     def _reap_after(self, folder: Path) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -162,7 +168,7 @@ class Launcher:
         """End what dead owners left of one engine and say what it was; return the process's exit code."""
         engine = self._engines.get(name)
         if engine is None:
-            return 1
+            return 1 if name else 0  # evaluations that ran no script had none
         report = await engine.reap()
         for line in (*report.ended, *report.failed):
             sys.stderr.write(f"{name}: {line}\n")

@@ -240,3 +240,63 @@ def print_changes(answer: Any) -> None:
         cells = (" ".join(filter(None, facts)) or "-" for facts in (row.before, row.after))
         rows.add_row(line(name), line(row.side), f"[{colour}]{row.change}[/]", *map(line, cells))
     out.print(rows if answer.changes else "nothing changed")
+
+
+@Row(
+    app,
+    "start",
+    "evals.start",
+    "Start evaluations that go on in the background, whatever becomes of this terminal.",
+    positional=("kind", "bundle", "skills"),
+    words={**WORDS, "bundle": Word(help="The bundle's folder; none means that of the settings.")},
+    trust=True,
+)
+def print_started(answer: Any) -> None:
+    """Print the job's id, and how to look at it."""
+    job = line(answer.job_id)
+    console().print(f"{job} writes to {plain(str(answer.workspace))}: kdskills eval status {job}", soft_wrap=True)
+
+
+@Row(
+    app,
+    "status",
+    "evals.status",
+    "Show how evaluations in the background stand, row by row.",
+    positional=("job_id",),
+    words={"wait_sec": Word("--wait", help="Seconds to wait for the end first.")},
+)
+def print_status(answer: Any) -> None:
+    """Print a line for each row, how many have ended, the figures so far, and where all of it lies."""
+    out = console()
+    rows = table("evaluation", "side", "result", "skill", "tokens", "why")
+    for step in answer.steps:
+        rows.add_row(
+            line(f"{step.eval} ({step.repeat + 1})" if step.repeat else step.eval),
+            line(step.side),
+            f"[{COLOURS.get(step.status, 'dim')}]{step.status}[/]",
+            line(step.picked[0]) if step.picked else "",
+            str(step.tokens),
+            line(shortened(": ".join(step.error), 100)) if step.error else "",
+        )
+    if answer.steps:
+        out.print(rows)
+    counts = ", ".join(f"{answer.counts[status]} {status}" for status in COLOURS if status in answer.counts)
+    total = "an unknown number of" if answer.total is None else answer.total
+    why = f" ({line(answer.error_code)}: {line(answer.error_message or '')})" if answer.error_code else ""
+    out.print(
+        f"{answer.status}{why}: {answer.done} of {total} rows{': ' if counts else ''}{counts}; {answer.tokens} tokens",
+        soft_wrap=True,
+    )
+    for name, figures in answer.figures.items():
+        if name != "compared":
+            out.print(f"[bold]{line(name)}[/]")
+            print_figures(figures)
+    if answer.folder is not None:
+        out.print(f"in {plain(answer.report or answer.folder)}", soft_wrap=True)
+
+
+@Row(app, "cancel", "evals.cancel", "End evaluations in the background; what has ended stays.", positional=("job_id",))
+def print_canceled(answer: Any) -> None:
+    """Print how the job stands."""
+    words = "was over" if not answer.canceled else "is being ended" if answer.status == "running" else "is"
+    console().print(f"{line(answer.id)} {words}: {line(answer.status)}", soft_wrap=True)

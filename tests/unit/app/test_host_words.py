@@ -72,8 +72,13 @@ VALUES = {
     "path": "/etc/passwd",
     "binary": "/bin/sh",
     "model": "openai:large",
+    "judge": "openai:large",
+    "baseline": "/etc",
+    "against": "/etc/passwd",
+    "workspace": "/etc",
+    "executor": "bare",
 }
-NEEDED = {"ref": "public.open", "query": "open"}
+NEEDED = {"ref": "public.open", "query": "open", "kind": "retrieval"}
 
 
 @pytest.mark.parametrize("door", ["http", "mcp", "nats"])
@@ -83,6 +88,8 @@ async def test_the_hosts_words_are_refused_elsewhere(host, name, door):
     operation = OPERATIONS[name]
     needed = {name: value for name, value in NEEDED.items() if name in operation.input.model_fields}
     for word, right in host_words(operation).items():
+        if operation.sees_all and right == "view":
+            continue  # whoever may run it sees everything
         scopes = (
             ["admin"]
             if operation.scope == "admin" or right != "view"

@@ -122,3 +122,69 @@ def test_the_files_of_a_row_are_the_published_ones(tmp_path):
     assert grading["summary"] == {"passed": 1, "failed": 0, "total": 1, "pass_rate": 1.0}
     assert grading["kdskills"] == {"status": "ungraded", "ungraded": ["u"]}
     assert json.loads((tmp_path / "timing.json").read_text()) == {"total_tokens": 7, "duration_ms": 9}
+
+
+def test_a_task_finds_its_own_iteration(tmp_path):
+    """Whatever was begun since, and whatever lies about: a task goes on with the iteration it began, and with no other."""
+    space = EvalWorkspace(tmp_path / "w")
+    assert space.of_task("t1") is None
+    mine = PLAN.model_copy(update={"tasks": ("t1",)})
+    with space.alone():
+        first = space.open(mine, resume=False)
+        first.add(row())
+        space.open(PLAN, resume=False)
+        (tmp_path / "w/iteration-7").mkdir()
+        (tmp_path / "w/iteration-8").mkdir()
+        (tmp_path / "w/iteration-8/plan.json").write_text('{"tasks": ["t1"], "kind": ')
+        assert space.of_task("t1") == first.folder
+        again = space.open(mine, resume=False)
+        assert (again.folder, again.settled(row().key)) == (first.folder, True)
+        assert space.of_task("t2") is None
+        with pytest.raises(EvalsRefused) as caught:
+            space.open(mine.model_copy(update={"seed": 1}), resume=False)
+    assert (caught.value.code, caught.value.details["differs"]) == ("evals_plan_changed", ["seed"])
+
+
+def test_an_iteration_knows_every_task_that_went_on_with_it(tmp_path):
+    """Who resumes it is written down beside who began it; a plan from before there were tasks is gone on with, too."""
+    space = EvalWorkspace(tmp_path / "w")
+    with space.alone():
+        folder = space.begin(PLAN).folder
+        plan = json.loads((folder / "plan.json").read_text())
+        (folder / "plan.json").write_text(
+            json.dumps({key: plan[key] for key in plan if key not in {"tasks", "repeats"}})
+        )
+        for task in ("t1", "t2", "t1"):
+            assert space.open(PLAN.model_copy(update={"tasks": (task,)}), resume=True).folder == folder
+    assert read_iteration(folder).plan.tasks == ("t1", "t2")
+    assert space.of_task("t1") == space.of_task("t2") == folder
+    assert space.numbers() == [1]
+
+
+def test_an_iteration_that_was_taken_away_is_written_to_no_more(tmp_path):
+    """Neither a folder, nor a row, nor figures: they would lie where nobody looks for them."""
+    space = EvalWorkspace(tmp_path / "w")
+    with space.alone():
+        folder = space.begin(PLAN)
+        folder.add(row())
+        (folder.folder / "rows.jsonl").unlink()
+        (folder.folder / "plan.json").unlink()
+        folder.folder.rmdir()
+        for act in (
+            lambda: folder.row_folder(row("b").key).__enter__(),
+            lambda: folder.add(row("b")),
+            lambda: folder.close(dict),
+        ):
+            with pytest.raises(EvalsRefused) as caught:
+                act()
+            assert caught.value.code == "evals_none"
+    assert not folder.folder.exists()
+
+
+def test_the_keys_of_a_plan_are_all_its_rows():
+    """Each evaluation on each side as often as it is run, in that order."""
+    plan = PLAN.model_copy(update={"repeats": {"b": 2}, "total": 6})
+    assert plan.keys() == [
+        *(("a", "with_skill", 0), ("a", "without_skill", 0)),
+        *(("b", "with_skill", 0), ("b", "with_skill", 1), ("b", "without_skill", 0), ("b", "without_skill", 1)),
+    ]
