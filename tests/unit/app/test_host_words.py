@@ -78,7 +78,7 @@ VALUES = {
     "workspace": "/etc",
     "executor": "bare",
 }
-NEEDED = {"ref": "public.open", "query": "open", "kind": "retrieval"}
+NEEDED = {"ref": "public.open", "query": "open", "kind": "retrieval", "number": 1, "path": "SKILL.md"}
 
 
 @pytest.mark.parametrize("door", ["http", "mcp", "nats"])
@@ -86,7 +86,8 @@ NEEDED = {"ref": "public.open", "query": "open", "kind": "retrieval"}
 async def test_the_hosts_words_are_refused_elsewhere(host, name, door):
     """Every argument by which a caller would choose its gate is refused, at every door and before anything is looked at."""
     operation = OPERATIONS[name]
-    needed = {name: value for name, value in NEEDED.items() if name in operation.input.model_fields}
+    fields = operation.input.model_fields
+    needed = {name: value for name, value in NEEDED.items() if name in fields and fields[name].is_required()}
     for word, right in host_words(operation).items():
         if operation.sees_all and right == "view":
             continue  # whoever may run it sees everything
