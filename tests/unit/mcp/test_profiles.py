@@ -63,7 +63,7 @@ async def test_a_client_without_a_token(host, profile):
     loopback = within(await of_header(host.storage, None, open_on_loopback=True), profile)
     expected = names("skills") if profile == "skills" else names("skills", "author")
     assert {tool.name for tool in (await listed(host, stdio)).tools} == expected
-    elsewhere = {safe_name(name) for name, row in OPERATIONS.items() if row.local}
+    elsewhere = {safe_name(name) for name, row in OPERATIONS.items() if row.local or row.sees_all}
     assert {tool.name for tool in (await listed(host, loopback)).tools} == expected - elsewhere
     for identity in (stdio, loopback):
         assert not identity.may("admin")
