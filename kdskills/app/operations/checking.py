@@ -5,6 +5,7 @@ Mending changes skill files and never touches a body.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -490,7 +491,7 @@ def new(arguments: NewInput) -> NewOutput:
     work = Path(tempfile.mkdtemp(prefix=f".{arguments.name}-", dir=arguments.into))
     try:
         templates = resources.files("kdskills.app") / "templates" / arguments.kind
-        files = tuple(sorted(_fill(templates, work, "", arguments.name)))
+        files = tuple(sorted([*_fill(templates, work, "", arguments.name), *_write_schemas(work, arguments.kind)]))
         work.chmod(0o755)
         work.rename(target)
     finally:
@@ -518,8 +519,12 @@ def _filled(text: str, name: str) -> str:
     return text.replace("__title__", name.replace("-", " ").capitalize())
 
 
-SCHEMA_BASE: Final = "https://kdskills.dev/schemas/"
-"""What the `$id` of every schema begins with; the names behind it never change their meaning."""
+SCHEMA_BASE: Final = "urn:kdskills:schema:"
+"""What the `$id` of every schema begins with: a name, which nobody can serve another schema under, and no address."""
+SCHEMA_FOLDER: Final = ".kdskills/schemas"
+"""Where in what `new` makes the schemas of its files lie; a hidden folder, so that no skill is looked for there."""
+SCHEMAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({"bundle": ("descriptor",)})
+"""Schemas that the templates of a kind name."""
 SCHEMAS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "demo": ("demo.yaml", "models.cassette:Cassette.model_json_schema"),
@@ -556,16 +561,31 @@ class SchemaOutput(Output):
 
 def show_schema(arguments: SchemaInput) -> SchemaOutput:
     """List schemas of files that authors write, or give one. Raises BadRequest: there is none of that name."""
-    rows = tuple(SchemaRow(name=name, file=file, id=f"{SCHEMA_BASE}{name}.json") for name, (file, _) in SCHEMAS.items())
+    rows = tuple(SchemaRow(name=name, file=file, id=SCHEMA_BASE + name) for name, (file, _) in SCHEMAS.items())
     if arguments.name is None:
         return SchemaOutput(schemas=rows)
     if arguments.name not in SCHEMAS:
         raise BadRequest(
             f"there is no schema {arguments.name!r}: there are {', '.join(SCHEMAS)}", code="schema_unknown"
         )
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{SCHEMA_BASE}{arguments.name}.json"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_BASE + arguments.name}
     module, _, function = SCHEMAS[arguments.name][1].partition(":")
     return SchemaOutput(schemas=rows, document=head | attrgetter(function)(import_module(f"kdskills.{module}"))())
+
+
+def schema_text(document: Mapping[str, Any]) -> str:
+    """Return a schema as the text of its file."""
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _write_schemas(folder: Path, kind: str) -> Iterator[str]:
+    """Write the schemas that files of a new *folder* name; yield their paths."""
+    for name in SCHEMAS_OF.get(kind, ()):
+        path = f"{SCHEMA_FOLDER}/{name}.json"
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        document = show_schema(SchemaInput(name=name)).document or {}
+        (folder / path).write_text(schema_text(document), encoding="utf-8")
+        yield path
 
 
 class PluginsInput(Input):

@@ -5,7 +5,6 @@ Printers show answers to people; `--json` needs none. What only one of them need
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -549,7 +548,9 @@ def created(answer: Any) -> None:
 def schemas(answer: Any) -> None:
     """Print the JSON Schema of a file that authors write; without a name, list them."""
     if answer.document is not None:
-        sys.stdout.write(json.dumps(answer.document, indent=2) + "\n")
+        from kdskills.app.operations.checking import schema_text
+
+        sys.stdout.write(schema_text(answer.document))
         return
     rows = table("schema", "file", "$id")
     for row in answer.schemas:
