@@ -234,6 +234,8 @@ SCENARIO = [
     Step("tokens.revoke", {"id": "$token"}),
     Step("tokens.revoke", {"id": "nothing"}),
     Step("tokens.list", {"project": "local"}),
+    Step("audit_log.list", {"project": "local", "action": "skill"}),
+    Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),
     Step("schemas.show", {"name": "tools"}),
     Step("skills.publish", {}),
@@ -352,4 +354,6 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return without_paths(value)
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")
+    if name == "audit_log.list" and "events" in value:
+        return [(row["action"], row["subject"], row["facts"]) for row in value["events"]]
     return value

@@ -246,7 +246,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 LATER = {
     "search": 1_500,
     "doors": 340,
-    "app": 3_500,
+    "app": 3_800,
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_700,
@@ -268,6 +268,7 @@ LATER = {
     "publish": 700,
     "lint": 900,
     "evals": 3_900,
+    "access": 200,
 }
 """Lines that what was built after the measures were set may have."""
 
@@ -276,10 +277,10 @@ LIMITS = {
     "remote": 9_000,
     "jobs": 6_000,
     "app": 8_000 + LATER["app"],
-    "files": 325,
+    "files": 328,
     "empty": 1,
     "shared": 12,
-    "single": 14,
+    "single": 15,
     "private": 0,
     "host": 18,
     "rings": 2,
