@@ -374,6 +374,9 @@ class Settings(BaseSettings):
     collect_keep_days: float = Field(
         default=30.0, ge=0, description="Days a skill version stays after it was last the active one."
     )
+    audit_keep_days: float = Field(
+        default=0.0, ge=0, le=36_500, description="Days a row of the audit log stays; 0 for ever."
+    )
     conversations_keep_days: float = Field(
         default=0.0,
         ge=0,

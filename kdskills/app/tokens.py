@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
 from kdskills.errors import BadRequest, CallRefused, NotFound
-from kdskills.projects.records import ProjectRows
+from kdskills.projects.records import Author, ProjectRows
 from kdskills.projects.views import check_project
 from kdskills.storage.database import Database, micros, moment_of, utc_now, word_type
 
@@ -84,14 +84,13 @@ class Tokens:
         expires_at: datetime | None = None,
         person: bool = False,
         tools: Collection[str] = (),
-        who: str,
-        request_id: str = "",
+        who: Author | str,
         maker: Identity = LOCAL,
     ) -> tuple[IssuedToken, str]:
         """Make a token, and its project if that is not there; return it with its text, which is kept nowhere.
 
-        All up to *tools* is what `Identity` has of a caller with it; *who* and *request_id* are for the audit row. The
-        token may do nothing that *maker* may not.
+        All up to *tools* is what `Identity` has of a caller with it; *who* is for the audit row. The token may do nothing
+        that *maker* may not.
 
         Raises:
             BadRequest: `project_invalid`, `agent_invalid`, `scope_unknown`, or a limit below one.
@@ -110,13 +109,13 @@ class Tokens:
             expires_at=expires_at,
         )
         _check(identity, maker)
-        token = IssuedToken(token_id, label[:200], identity, self.clock(), who[:200])
+        token = IssuedToken(token_id, label[:200], identity, self.clock(), Author.bounded(who).who)
 
         def change(link: sa.Connection) -> None:
             rows = ProjectRows(link, project, self.clock())
             rows.ensure()
             link.execute(TOKENS.insert().values(_row(token, secret)))
-            rows.note(who, "token.create", token_id, request_id, agent=agent, scopes=" ".join(sorted(set(scopes))))
+            rows.note(who, "token.create", token_id, agent=agent, scopes=" ".join(sorted(set(scopes))))
 
         await self.database.write(change)
         return token, f"kd_{token_id}_{secret}"
@@ -128,7 +127,7 @@ class Tokens:
             query = query.where(TOKENS.c.project == project)
         return await self.database.read(lambda link: [_token(row) for row in link.execute(query)])
 
-    async def revoke(self, token_id: str, *, project: str | None = None, who: str, request_id: str = "") -> IssuedToken:
+    async def revoke(self, token_id: str, *, project: str | None = None, who: Author | str) -> IssuedToken:
         """End a token, from the next request on; ending it twice changes nothing. Raises NotFound outside *project*."""
         mine = TOKENS.c.id == token_id
         if project is not None:
@@ -141,7 +140,7 @@ class Tokens:
             if row is None:
                 raise NotFound(f"there is no token {token_id!r}", token=token_id)
             if fresh.rowcount:
-                ProjectRows(link, row.project, self.clock()).note(who, "token.revoke", token_id, request_id)
+                ProjectRows(link, row.project, self.clock()).note(who, "token.revoke", token_id)
             return _token(row)
 
         return await self.database.write(change)

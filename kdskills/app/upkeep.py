@@ -141,11 +141,13 @@ class Upkeep:
         return measurement.measured_at
 
     async def collect(self) -> None:
-        """Let go of versions whose work is over, then remove those nobody uses, and forget conversations that are old."""
+        """Let go of versions whose work is over, then remove those nobody uses, and forget what is old."""
         released = await self.release()
         report = await self.storage.projects.collect(keep_days=self.settings.collect_keep_days)
         if released or report.versions:
             _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
+        if self.settings.audit_keep_days:
+            await self.storage.projects.forget_audit(keep_days=self.settings.audit_keep_days)
         if self.settings.conversations_keep_days and self.settings.session_store is not None:
             store = await self.conversations.dialogues()
             with store_errors():

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.app.identity import Identity
+    from kdskills.app.operations.table import Context
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.jobs.artifacts import ArtifactStore
     from kdskills.jobs.model import Kind
@@ -458,12 +459,13 @@ class WorkService:
         return await self.client.head(JobHead, scope_of(identity), item, any_agent=identity.may("admin"))
 
     async def submit(
-        self, identity: Identity, spec: Spec, key: str | None, body: str, *, repeat_of: str | None = None
+        self, context: Context, spec: Spec, key: str | None, body: str, *, repeat_of: str | None = None
     ) -> Any:
-        """Submit a task or job, which may be a repeat of another, and hold the versions it uses until it is over; return its head.
+        """Submit a task or job of a caller, which may be a repeat of another, and hold the versions it uses until it is over; return its head.
 
         Raises NotFound for an artifact it takes that is not there for this caller, and TooMuchWork.
         """
+        identity = context.identity
         token_limit = identity.limits.concurrent_work
         usual = self.settings.concurrent_work if token_limit is None else token_limit
         limit = 0 if identity.token is None else usual
@@ -472,14 +474,30 @@ class WorkService:
         await self._require_possible(kind, spec.scope, key, [part.command for part in parts], limit)
         spooled = [await self._spooled(spec.scope, part) for part in parts]
         spec = spec.model_copy(update={"steps": tuple(spooled)}) if isinstance(spec, JobSpec) else spooled[0]
-        work, scope, uploaded = await self.client.work(), spec.scope, spec.placement.uploaded
+        work, scope, placement = await self.client.work(), spec.scope, spec.placement
+        projects = self.storage.projects
+        facts = {"skill": placement.skill_name, "version": placement.version_hash, "engine": placement.engine}
+        await self.storage.database.ready()
 
         def count_and_hold(link: sa.Connection, item: str) -> None:
             require_room(work.records, link, scope, limit, additional=0)
-            if uploaded:
-                self.storage.projects.hold(link, scope.project, item, uploaded)
+            if placement.uploaded:
+                projects.hold(link, scope.project, item, placement.uploaded)
+            projects.note(link, scope.project, context.author, f"{kind}.start", item, **facts)
 
         return await self.client.submit(spec, key=key, body_hash=body, hook=count_and_hold, repeat_of=repeat_of)
+
+    async def cancel(self, context: Context, kind: type[TaskHead | JobHead], item: str, reason: str) -> bool:
+        """Ask for the end of a task or job of a caller, as `JobsClient.cancel`. Raises NotFound."""
+        identity, projects = context.identity, self.storage.projects
+        scope, any_agent = scope_of(identity), identity.may("admin")
+        skill = (await self.client.head(kind, scope, item, any_agent=any_agent)).spec.placement.skill_name
+        await self.storage.database.ready()
+
+        def note(link: sa.Connection, item: str) -> None:
+            projects.note(link, scope.project, context.author, f"{kind.KIND}.cancel", item, skill=skill)
+
+        return await self.client.cancel(kind, scope, item, reason, any_agent=any_agent, hook=note)
 
     async def _spooled(self, scope: Scope, part: Any) -> Any:
         """Return a task or step with its large inputs in the store of artifacts, which is opened only for those."""
@@ -510,9 +528,9 @@ class WorkService:
         if bulky:
             await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
 
-    async def run(self, identity: Identity, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
+    async def run(self, context: Context, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""
-        submitting = asyncio.ensure_future(self.submit(identity, spec, key, body))
+        submitting = asyncio.ensure_future(self.submit(context, spec, key, body))
 
         async def abandon() -> None:  # it may still be submitted; with a key the caller may come back
             await asyncio.wait([submitting])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 Stream = Literal["stdout", "stderr"]
-SubmissionHook = Callable[["sa.Connection", str], None]
+WriteHook = Callable[["sa.Connection", str], None]
 """Takes the connection of a submission's transaction and the id of what is submitted."""
 
 _LOG: Final = logging.getLogger("kdskills.jobs")
@@ -43,7 +43,7 @@ _LOOK_S = 0.02
 _LOOK_MAX_S = 0.25
 
 
-async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
+async def cancel(work: Work, kind: Kind, item: str, reason: str, hook: WriteHook | None = None) -> bool:
     """Ask for the end of a task or job; False when it was over.
 
     What waits in a queue is canceled by the asking. What runs is left to its worker, if that lives; else its programs on
@@ -52,6 +52,8 @@ async def cancel(work: Work, kind: Kind, item: str, reason: str) -> bool:
 
     def change(link: sa.Connection) -> str | None:
         row_state = work.records.ask_cancel(link, kind, item, reason)
+        if row_state is not None and hook is not None:
+            hook(link, item)
         if row_state is not None:  # whoever has it in hand ends it; what it kept waiting may begin
             work.queue.announce(link, "queue" if row_state == "canceled" else f"cancel {item}")
         return row_state
@@ -161,7 +163,7 @@ class JobsClient:
         *,
         key: str | None = None,
         body_hash: str = "",
-        hook: SubmissionHook | None = None,
+        hook: WriteHook | None = None,
         repeat_of: str | None = None,
     ) -> TaskHead: ...
     @overload
@@ -171,7 +173,7 @@ class JobsClient:
         *,
         key: str | None = None,
         body_hash: str = "",
-        hook: SubmissionHook | None = None,
+        hook: WriteHook | None = None,
         repeat_of: str | None = None,
     ) -> JobHead: ...
     async def submit(
@@ -180,7 +182,7 @@ class JobsClient:
         *,
         key: str | None = None,
         body_hash: str = "",
-        hook: SubmissionHook | None = None,
+        hook: WriteHook | None = None,
         repeat_of: str | None = None,
     ) -> TaskHead | JobHead:
         """Write the head of a task or job, which may be a repeat of another, and enqueue it, in one transaction.
@@ -240,16 +242,24 @@ class JobsClient:
         return heads
 
     async def cancel(
-        self, kind: type[Head], scope: Scope, item: str, reason: str = "", *, any_agent: bool = False
+        self,
+        kind: type[Head],
+        scope: Scope,
+        item: str,
+        reason: str = "",
+        *,
+        any_agent: bool = False,
+        hook: WriteHook | None = None,
     ) -> bool:
         """Ask for the end of a task, or of a job and its steps; False, and nothing changed, when it is over.
 
         A worker sees it at once. Where no worker is alive to see it, the program is ended and the task canceled before
         this returns. A task that ends by itself first keeps its result, which the next worker writes: look at the head.
+        *hook* is called in the transaction that asks, unless the work is over.
         Raises NotFound.
         """
         work, head = await self.work(), await self.head(kind, scope, item, any_agent=any_agent)
-        if head.terminal or not await cancel(work, kind.KIND, item, reason):
+        if head.terminal or not await cancel(work, kind.KIND, item, reason, hook):
             return False
         table = work.records.table(kind.KIND)
         status = table.select().with_only_columns(table.c.status).where(table.c.id == item)

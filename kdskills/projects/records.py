@@ -6,7 +6,7 @@ Importing this imports SQLAlchemy: nothing does before a database is opened.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,24 @@ import sqlalchemy as sa
 from kdskills.errors import Conflict, Diagnostic, NotFound
 from kdskills.skills.safe_open import TreeFile
 from kdskills.storage.database import micros, moment_of, upsert, word_type
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who changes something, as audit rows tell it: `who` names door and caller, `token` is the public id of a token."""
+
+    who: str
+    token: str | None = None
+    agent: str = ""
+    address: str = ""
+    request_id: str = ""
+
+    @classmethod
+    def bounded(cls, author: Author | str) -> Author:
+        """Return who it is, cut to what a row holds; a mere name is somebody who came through no door."""
+        if isinstance(author, str):
+            return cls(author[:200])
+        return cls(author.who[:200], author.token, author.agent[:128], author.address[:64], author.request_id[:200])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +173,16 @@ AUDIT: Final = sa.Table(
     METADATA,
     sa.Column("id", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
     sa.Column("at", sa.BigInteger, nullable=False),
-    sa.Column("project", word_type(64), nullable=False, index=True),
+    sa.Column("project", word_type(64), nullable=False),
     sa.Column("who", sa.String(200), nullable=False),
     sa.Column("action", sa.String(80), nullable=False),
     sa.Column("subject", sa.Text, nullable=False),
     sa.Column("facts", sa.Text, nullable=False),
     sa.Column("request_id", sa.String(200), nullable=False),
+    sa.Column("token", word_type(32)),
+    sa.Column("agent", word_type(128), nullable=False, server_default=""),
+    sa.Column("address", sa.String(64), nullable=False, server_default=""),
+    sa.Column("skill", word_type(256)),
 )
 
 # Statements that every request asks are made once: making one costs more than what SQLite does for it.
@@ -381,11 +403,11 @@ class ProjectRows:
         query = sa.select(PINS.c.version, sa.func.count()).where(self._of(PINS, name)).group_by(PINS.c.version)
         return {row[0]: row[1] for row in self._link.execute(query)}
 
-    def note(self, author: str, action: str, subject: str, request_id: str, **facts: Any) -> None:
-        """Write an audit row, in the same transaction as the change it tells of."""
-        row = {"at": self.now, "project": self._project, "who": author[:200], "action": action, "subject": subject}
+    def note(self, author: Author | str, action: str, subject: str, *, skill: str | None = None, **facts: Any) -> None:
+        """Write an audit row, in the same transaction as the change it tells of; *skill* is the one it is about."""
+        row = {"at": self.now, "project": self._project, "action": action, "subject": subject, "skill": skill}
         text = json.dumps(facts, ensure_ascii=False, sort_keys=True)
-        self._link.execute(AUDIT.insert().values(facts=text, request_id=request_id[:200], **row))
+        self._link.execute(AUDIT.insert().values(facts=text, **row, **asdict(Author.bounded(author))))
 
     def _of(self, table: sa.Table, name: str | None = None, version: str | None = None) -> sa.ColumnElement[bool]:
         """Return the condition that a row of *table* is this project's, of that skill and of that version."""

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar, cast
 from kdskills.bundle.descriptor import SkillsDescriptor
 from kdskills.errors import BadRequest, BundleError, Diagnostic, NotFound, OperatorMustAct
 from kdskills.projects import records
+from kdskills.projects.audit import AuditQuery, audit_rows, forget_audit
 from kdskills.projects.records import (
+    Author,
     CollectReport,
     Project,
     ProjectRows,
@@ -299,7 +301,7 @@ class Projects:
         """Return all projects, sorted by name."""
         return await self._database.read(records.all_projects)
 
-    async def create(self, project: str, *, bundle: Path | None = None, who: str, request_id: str = "") -> Project:
+    async def create(self, project: str, *, bundle: Path | None = None, who: Author | str) -> Project:
         """Make a project, or set the bundle, an absolute path, of one that is there; None leaves it without."""
         if bundle is not None and not bundle.is_absolute():
             check_project(project)
@@ -308,7 +310,7 @@ class Projects:
 
         def change(rows: ProjectRows) -> Project:
             rows.change(bundle=text)
-            rows.note(who, "project.create", project, request_id, bundle=text)
+            rows.note(who, "project.create", project, bundle=text)
             made = rows.get()
             assert made is not None  # as it was changed here
             return made
@@ -416,6 +418,19 @@ class Projects:
             if not rows.hold(name, version, holder):
                 _LOG.warning("%s does not hold %s: there is no version %s", holder, name, version)
 
+    def note(self, link: sa.Connection, project: str, author: Author, action: str, subject: str, **facts: Any) -> None:
+        """Write an audit row in the transaction of *link*, which may be another's; *facts* as `ProjectRows.note` has them."""
+        ProjectRows(link, project, self._clock()).note(author, action, subject, **facts)
+
+    async def audit_rows(self, query: AuditQuery) -> Sequence[dict[str, Any]]:
+        """Return what was changed, and by whom, the latest first."""
+        return await self._database.read(lambda link: audit_rows(link, query))
+
+    async def forget_audit(self, *, keep_days: float) -> int:
+        """Remove audit rows that are older; return how many those were. Nothing else ever removes one."""
+        before = self._clock() - timedelta(days=keep_days)
+        return await self._database.write(lambda link: forget_audit(link, before))
+
     async def unpin(self, project: str, holder: str) -> int:
         """Let go of everything *holder* holds; return how many versions that were."""
         return await self._database.write(lambda link: ProjectRows(link, project, self._clock()).unpin(holder))
@@ -430,8 +445,7 @@ class Projects:
         source: Path | AsyncIterable[bytes],
         *,
         activate: bool = True,
-        who: str,
-        request_id: str = "",
+        who: Author | str,
     ) -> UploadReport:
         """Take a skill from a zip archive, a file or its bytes as they come; what is refused leaves nothing behind.
 
@@ -440,15 +454,15 @@ class Projects:
         """
         check_project(project)
         if isinstance(source, Path):
-            return await self._take(project, source, activate, who, request_id)
+            return await self._take(project, source, activate, Author.bounded(who))
         received = await asyncio.to_thread(self._folders.scratch, ".upload")
         try:
             await spool(source, received, self._limits.archive_bytes)
-            return await self._take(project, received, activate, who, request_id)
+            return await self._take(project, received, activate, Author.bounded(who))
         finally:
             await to_its_end(asyncio.to_thread(self._folders.discard, received))
 
-    async def _take(self, project: str, archive: Path, activate: bool, author: str, request_id: str) -> UploadReport:
+    async def _take(self, project: str, archive: Path, activate: bool, author: Author) -> UploadReport:
         """Keep the skill of an archive: rows and folder in one transaction, which the project's row serialises."""
         folders = self._folders
         scratch = await asyncio.to_thread(folders.scratch)
@@ -467,13 +481,13 @@ class Projects:
                 active=False,
                 pins=0,
                 created_at=self._clock(),
-                created_by=author[:200],
+                created_by=author.who,
                 diagnostics=(*unpacked.diagnostics, *judged),
             )
             await folders.share(project, upload, written)
 
             def change(rows: ProjectRows) -> tuple[UploadReport, bool]:
-                return self._keep(rows, project, upload, scratch, activate, request_id)
+                return self._keep(rows, project, upload, scratch, activate, author)
 
             report, is_new = await to_its_end(self._change(project, change))
             if not is_new:
@@ -496,7 +510,7 @@ class Projects:
         return self._gate(descriptor, folder)
 
     def _keep(
-        self, rows: ProjectRows, project: str, upload: SkillVersion, scratch: Path, activate: bool, request_id: str
+        self, rows: ProjectRows, project: str, upload: SkillVersion, scratch: Path, activate: bool, author: Author
     ) -> tuple[UploadReport, bool]:
         """Keep an unpacked skill; return the report, and whether the version's row is the one of this upload."""
         name, version = upload.skill, upload.version
@@ -511,23 +525,24 @@ class Projects:
         else:
             rows.use(name, active, full_id=upload.full_id)
         facts = {"version": version, "created": created, "before": before, "active": active}
-        rows.note(upload.created_by, "skill.upload", name, request_id, **facts)
+        rows.note(author, "skill.upload", name, skill=upload.full_id, **facts)
         return UploadReport(name, version, upload.diagnostics, created, active == version, row.enabled), is_new
 
-    async def patch(self, project: str, name: str, *, enabled: bool, who: str, request_id: str = "") -> SkillState:
+    async def patch(self, project: str, name: str, *, enabled: bool, who: Author | str) -> SkillState:
         """Enable or disable a skill: the gate refuses a disabled one. Raises NotFound."""
 
         def change(rows: ProjectRows) -> SkillState:
-            before = rows.skill(name).enabled
+            row = rows.skill(name)
+            before = row.enabled
             if before != enabled:
                 rows.set_skill(name, enabled=enabled)
                 rows.change()
-                rows.note(who, "skill.patch", name, request_id, before=before, enabled=enabled)
+                rows.note(who, "skill.patch", name, skill=row.full_id, before=before, enabled=enabled)
             return rows.skills(name)[0]
 
         return await self._change(project, change)
 
-    async def activate(self, project: str, name: str, version: str, *, who: str, request_id: str = "") -> SkillState:
+    async def activate(self, project: str, name: str, version: str, *, who: Author | str) -> SkillState:
         """Make *version* the one in use; work keeps what it holds. Raises NotFound, and Conflict as `upload`."""
 
         def change(rows: ProjectRows) -> SkillState:
@@ -536,18 +551,18 @@ class Projects:
             if before != version:
                 rows.claim_skill(name, row.full_id)
                 rows.use(name, version, full_id=row.full_id)
-                rows.note(who, "skill.activate", name, request_id, before=before, active=version)
+                rows.note(who, "skill.activate", name, skill=row.full_id, before=before, active=version)
             return rows.skills(name)[0]
 
         return await self._change(project, change)
 
-    async def delete(self, project: str, name: str, *, who: str, request_id: str = "") -> None:
+    async def delete(self, project: str, name: str, *, who: Author | str) -> None:
         """Delete a skill; versions in use stay until their work ends, as does `enabled`. Raises NotFound."""
 
         def change(rows: ProjectRows) -> None:
-            before = rows.skill(name).active
+            row = rows.skill(name)
             rows.use(name, None, deleted_at=rows.now)
-            rows.note(who, "skill.delete", name, request_id, before=before)
+            rows.note(who, "skill.delete", name, skill=row.full_id, before=row.active)
 
         await self._change(project, change)
 
@@ -577,7 +592,7 @@ class Projects:
             if row.unused_since is None or row.unused_since >= before or rows.pin_counts(name).get(version):
                 return None
             rows.forget_version(name, version)
-            rows.note("retention", "version.collect", name, "", version=version)
+            rows.note("retention", "version.collect", name, skill=row.full_id, version=version)
             return records.version_of_row(row, False, 0), self._folders.put_away(project, name, version)
 
         try:

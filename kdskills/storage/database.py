@@ -174,6 +174,7 @@ class Database:
         self._failure = failure
         self._prepare = prepare
         self._preparing = threading.RLock()
+        self._is_ready = False
         self._closed = False
         self.engine = self._open(url)
         # each of PostgreSQL's questions sees what was committed by then, in a transaction or without
@@ -255,6 +256,12 @@ class Database:
                 self._prepare = prepare
                 raise
 
+    async def ready(self) -> None:
+        """Prepare the database if nobody has, for who writes to its tables in a transaction of another `Database`."""
+        if not self._is_ready:  # also while somebody prepares it: that is waited for
+            await asyncio.to_thread(self._prepared)
+            self._is_ready = True
+
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """As `ask`, in a thread."""
         return await asyncio.to_thread(self.ask, question)
@@ -302,7 +309,7 @@ def _begin_sqlite(link: sa.Connection) -> None:
         raise kind(words, None, error) from error
 
 
-HEADS: Final = {"service": "service_0002", "work": "work_0004"}
+HEADS: Final = {"service": "service_0003", "work": "work_0004"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"

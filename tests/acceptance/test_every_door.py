@@ -268,6 +268,8 @@ SCENARIO = [
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
+    Step("audit_log.list", {"project": "local", "action": "skill"}),
+    Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),
     Step("schemas.show", {"name": "tools"}),
     Step("skills.publish", {}),
@@ -390,4 +392,6 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")
+    if name == "audit_log.list" and "events" in value:
+        return [(row["action"], row["subject"], row["facts"]) for row in value["events"]]
     return value

@@ -55,6 +55,7 @@ HARMLESS = {
     ("project",): "another project than the token's is not found",
     ("namespace", "skills.search"): "narrows what is found among skills the caller is shown",
     ("namespace", "skills.matrix"): "narrows what is told among skills the caller is shown",
+    ("who", "audit_log.list"): "narrows what is told of the caller's own project",
     ("agent", "tokens.create"): "an administrator administers every agent of its project",
     ("scopes", "tokens.create"): "never wider than the maker's",
     ("allowed_tools", "tokens.create"): "never wider than the maker's",

@@ -14,7 +14,16 @@ from pydantic import Field, StringConstraints, model_validator
 
 from kdskills.app.identity import TokenLimits, own_client
 from kdskills.app.operations.calling import require_allowed
-from kdskills.app.operations.models import Finding, Input, Output, PageInput, PageOutput, ProjectInput, page_by_time
+from kdskills.app.operations.models import (
+    Finding,
+    Input,
+    Output,
+    PageInput,
+    PageOutput,
+    ProjectInput,
+    bound_project,
+    page_by_time,
+)
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.skills.roots import ApprovedListing
 from kdskills.skills.safe_open import rows_digest
@@ -362,7 +371,7 @@ async def create_token(
         words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
         raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
     days = arguments.expires_in_days
-    facts = arguments.model_dump(include={"label", "allowed_tools", "person", "tools"}) | context.author
+    facts = arguments.model_dump(include={"label", "allowed_tools", "person", "tools"})
     token, text = await tokens.create(
         project,
         arguments.agent,
@@ -370,25 +379,20 @@ async def create_token(
         limits=TokenLimits(arguments.requests_per_minute, arguments.concurrent_work, arguments.body_bytes),
         expires_at=None if days is None else utc_now() + timedelta(days=days),
         **facts,
+        who=context.author,
         maker=context.identity,
     )
     return _token_out(NewTokenOut, token, token=text)
 
 
-def _bound(arguments: ProjectInput, context: Context) -> str | None:
-    """Return whose tokens are meant; None for all, which the machine's own account means unless it names a project."""
-    everything = context.identity.account and arguments.project is None
-    return None if everything else arguments.project_of(context)
-
-
 async def list_tokens(tokens: Tokens, arguments: TokenListInput, context: Context) -> TokensOut:
     """List the tokens of a project; the machine's own account sees all unless it names one."""
-    rows = await tokens.list(_bound(arguments, context))
+    rows = await tokens.list(bound_project(arguments, context))
     page, following = page_by_time(rows, arguments, lambda token: (token.created_at, token.id))
     return TokensOut(tokens=tuple(_token_out(TokenOut, token) for token in page), next_cursor=following)
 
 
 async def revoke_token(tokens: Tokens, arguments: RevokeToken, context: Context) -> TokenOut:
     """End a token, from the next request on."""
-    token = await tokens.revoke(arguments.id, project=_bound(arguments, context), **context.author)
+    token = await tokens.revoke(arguments.id, project=bound_project(arguments, context), who=context.author)
     return _token_out(TokenOut, token)

@@ -184,7 +184,7 @@ async def start_evals(
     )
     body = body_hash("evals.start", arguments, spec.scope)
     try:
-        head = await work.submit(context.identity, spec, context.idempotency_key, body)
+        head = await work.submit(context, spec, context.idempotency_key, body)
     except Conflict as busy:
         if busy.details.get("reason") != "session_busy":
             raise

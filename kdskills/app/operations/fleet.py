@@ -186,7 +186,7 @@ async def _say_drained(work: WorkService, arguments: DrainInput, context: Contex
 
     def change(link: Any) -> DrainOutput:
         host, name = _meant_host(fleet.state(link).workers, arguments.host)
-        changed = fleet.drain(link, host, context.author["who"]) if drained else fleet.undrain(link, host)
+        changed = fleet.drain(link, host, context.author.who) if drained else fleet.undrain(link, host)
         return DrainOutput(host=host, name=name, drained=drained, changed=changed)
 
     return await opened.database.write(change)

@@ -83,6 +83,12 @@ class ProjectInput(Input):
         return project
 
 
+def bound_project(arguments: ProjectInput, context: Context) -> str | None:
+    """Return whose rows are meant; None for all, which the machine's own account means unless it names a project."""
+    everything = context.identity.account and arguments.project is None
+    return None if everything else arguments.project_of(context)
+
+
 # These two are here so that the help of their commands needs no solver.
 
 

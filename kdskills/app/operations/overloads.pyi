@@ -5,6 +5,7 @@ from typing import Any, Literal, overload
 
 from pydantic import BaseModel
 
+from kdskills.app.operations.audit_log import AuditLogOut
 from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput, SchemaOutput
 from kdskills.app.operations.clients import (
     AcceptOut,
@@ -322,6 +323,10 @@ class OperationCalls:
     ) -> PieceOut: ...
     @overload
     async def call(
+        self, operation: Literal["audit_log.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> AuditLogOut: ...
+    @overload
+    async def call(
         self, operation: Literal["tokens.create"], *, emit: Emit | None = None, **arguments: Any
     ) -> NewTokenOut: ...
     @overload
@@ -542,6 +547,8 @@ class OperationCalls:
     def run(
         self, operation: Literal["project_skills.archive", "project_skills.file"], **arguments: Any
     ) -> PieceOut: ...
+    @overload
+    def run(self, operation: Literal["audit_log.list"], **arguments: Any) -> AuditLogOut: ...
     @overload
     def run(self, operation: Literal["tokens.create"], **arguments: Any) -> NewTokenOut: ...
     @overload

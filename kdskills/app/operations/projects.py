@@ -177,7 +177,7 @@ async def list_projects(projects: Projects, arguments: PageInput, context: Conte
 
 async def create_project(projects: Projects, arguments: CreateProject, context: Context) -> ProjectOut:
     """Make a project, or change the bundle of one."""
-    return _project(await projects.create(arguments.project, bundle=arguments.bundle, **context.author), local=True)
+    return _project(await projects.create(arguments.project, bundle=arguments.bundle, who=context.author), local=True)
 
 
 async def upload(projects: Projects, arguments: UploadInput, context: Context) -> UploadOut:
@@ -195,7 +195,7 @@ async def upload(projects: Projects, arguments: UploadInput, context: Context) -
         except ValueError:  # of base64's own kind for wrong letters, of the plain kind for letters beyond ASCII
             raise BadRequest("data is not base64", errors=[{"path": "/data", "problem": "not base64"}]) from None
     project = arguments.project_of(context)
-    return UploadOut.of(await projects.upload(project, source, activate=arguments.activate, **context.author))
+    return UploadOut.of(await projects.upload(project, source, activate=arguments.activate, who=context.author))
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -238,20 +238,20 @@ async def get_skill(projects: Projects, arguments: SkillInput, context: Context)
 async def patch_skill(projects: Projects, arguments: PatchInput, context: Context) -> SkillOut:
     """Enable or disable a skill."""
     project = arguments.project_of(context)
-    state = await projects.patch(project, arguments.skill, enabled=arguments.enabled, **context.author)
+    state = await projects.patch(project, arguments.skill, enabled=arguments.enabled, who=context.author)
     return SkillOut.of(state, skill=arguments.skill)
 
 
 async def delete_skill(projects: Projects, arguments: SkillInput, context: Context) -> DeletedOut:
     """Delete a skill; versions in use stay until their work ends."""
-    await projects.delete(arguments.project_of(context), arguments.skill, **context.author)
+    await projects.delete(arguments.project_of(context), arguments.skill, who=context.author)
     return DeletedOut(skill=arguments.skill)
 
 
 async def activate_version(projects: Projects, arguments: ActivateInput, context: Context) -> SkillOut:
     """Put a version in use."""
     project = arguments.project_of(context)
-    state = await projects.activate(project, arguments.skill, arguments.version_hash, **context.author)
+    state = await projects.activate(project, arguments.skill, arguments.version_hash, who=context.author)
     return SkillOut.of(state, skill=arguments.skill)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from kdskills.app.host import Host
+    from kdskills.projects.records import Author
 
 Emit = Callable[[Any], None]
 
@@ -38,6 +39,7 @@ class Context:
         emit: Told about progress, by operations that have any.
         idempotency_key: Makes a repeated call return the first one's result.
         request_id: For logs and audit rows; empty means that nobody gave one.
+        address: Where the call came from, for audit rows; empty where the door knows no address.
         trust: Whether code of a bundle that the caller names by its folder may run. Only the person at the command line
             says so; no argument of an operation does.
     """
@@ -46,14 +48,18 @@ class Context:
     emit: Emit | None = None
     idempotency_key: str | None = None
     request_id: str = ""
+    address: str = ""
     trust: bool = False
 
     @property
-    def author(self) -> dict[str, str]:
-        """The caller as `who` and its `request_id`, as audit rows name them."""
+    def author(self) -> Author:
+        """The caller as audit rows name it."""
+        from kdskills.projects.records import Author  # which needs SQLAlchemy, as whatever writes such a row does
+
         identity = self.identity
         name = f"token:{identity.token}" if identity.token else identity.agent
-        return {"who": f"{identity.door}:{name}", "request_id": self.request_id}
+        who = f"{identity.door}:{name}"
+        return Author(who, identity.token, identity.agent, self.address, self.request_id)
 
 
 @dataclass(frozen=True)

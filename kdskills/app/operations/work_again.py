@@ -104,7 +104,7 @@ async def _again(
     else:
         spec = task_spec(arguments, run_place, scope, work.limits)
     body = body_hash(f"{operation.name} again {version} {head.id}", arguments, scope)
-    started = await work.submit(context.identity, spec, context.idempotency_key, body, repeat_of=head.id)
+    started = await work.submit(context, spec, context.idempotency_key, body, repeat_of=head.id)
     ids = {"job_id" if isinstance(head, JobHead) else "task_id": started.id}
     mode = head.mode if isinstance(head, TaskHead) else "job"
     return RepeatedOutput.of(

@@ -413,7 +413,7 @@ async def task_status(work: WorkService, arguments: TaskStatusInput, context: Co
     told = call.model_dump(mode="json")
     run_place = await work.run_place(context.identity, name, "skills.task_status", None, told)
     spec = task_spec(call, run_place, scope_of(context.identity), work.limits, sync=True)
-    ran = await work.run(context.identity, spec, None, "")
+    ran = await work.run(context, spec, None, "")
     output = run_output(ran, await work.tails(ran, arguments.tail_bytes))
     latest = ran if head is None else await work.task(context.identity, head.id)
     facts = {"provider": "cmd", "query": QueryOutput.of(output, output.timing), "task_id": head and head.id}
@@ -510,7 +510,7 @@ async def job_cancel(work: WorkService, arguments: JobCancelInput, context: Cont
 
 async def _canceled(work: WorkService, kind: type[Head], item: str, reason: str, context: Context) -> CancelOutput:
     scope, any_agent = scope_of(context.identity), context.identity.may("admin")
-    canceled = await work.client.cancel(kind, scope, item, reason, any_agent=any_agent)
+    canceled = await work.cancel(context, kind, item, reason)
     head = await work.client.head(kind, scope, item, any_agent=any_agent)
     if canceled and not head.terminal:
         head = await work.client.wait(kind, head.scope, item, CANCEL_S, any_agent=True)

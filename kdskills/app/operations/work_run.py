@@ -589,7 +589,7 @@ async def activate(work: WorkService, arguments: ActivateInput, context: Context
         command = Command(argv=("/bin/true",), timeout_s=arguments.timeout_sec)
         scope, session_id = scope_of(context.identity), arguments.session_id
         spec = TaskSpec(scope=scope, session_id=session_id, command=command, placement=placement)
-        head = await work.run(context.identity, spec, None, "")
+        head = await work.run(context, spec, None, "")
         if head.status != "succeeded":
             require_ran(head)
             raise ExecFailed(
@@ -605,7 +605,7 @@ async def run_cmd(work: WorkService, arguments: RunInput, context: Context) -> R
     run_place = await run_place_of(work, "skills.run_cmd", arguments, context)
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits, sync=True)
     body = body_hash("skills.run_cmd", arguments, spec.scope)
-    head = await work.run(context.identity, spec, context.idempotency_key, body)
+    head = await work.run(context, spec, context.idempotency_key, body)
     require_ran(head)
     return run_output(head, await work.tails(head, work.limits.result_bytes))
 
@@ -642,7 +642,7 @@ async def _started(
     require_service_engine(arguments, run_place)
     spec = task_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash(operation, arguments, spec.scope)
-    head = await work.submit(context.identity, spec, context.idempotency_key, body)
+    head = await work.submit(context, spec, context.idempotency_key, body)
     facts |= {"task_id": head.id, "status": "queued", "workdir": workdir_of(head.spec.command.cwd)}
     return model.of(head, head.spec, head.spec.placement, **facts)
 
@@ -662,5 +662,5 @@ async def start_job(work: WorkService, arguments: StartJobInput, context: Contex
     run_place = await run_place_of(work, "skills.start_job", arguments, context)
     spec = job_spec(arguments, run_place, scope_of(context.identity), work.limits)
     body = body_hash("skills.start_job", arguments, spec.scope)
-    head = await work.submit(context.identity, spec, context.idempotency_key, body)
+    head = await work.submit(context, spec, context.idempotency_key, body)
     return StartedJobOutput(job_id=head.id, status="queued", session_id=arguments.session_id)

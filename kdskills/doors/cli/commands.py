@@ -44,7 +44,6 @@ conversation = typer.Typer(help="What was said in sessions of solvers.", no_args
 codex = typer.Typer(help="Codex app-servers and the remote skills of their sessions.", no_args_is_help=True)
 image = typer.Typer(help="The tree that sandboxes run in.", no_args_is_help=True)
 mcp = typer.Typer()
-token = typer.Typer(help="Tokens of callers elsewhere.", no_args_is_help=True)
 db = typer.Typer(help="The service's database.", no_args_is_help=True)
 
 
@@ -602,60 +601,6 @@ def accepted(answer: Any) -> None:
         out.print(f"{count} would be accepted; the digest of all of it is {line(answer.digest)}", soft_wrap=True)
     else:
         out.print(f"[green]{count} accepted[/]; a running service takes them within a minute", soft_wrap=True)
-
-
-@Row(
-    token,
-    "create",
-    "tokens.create",
-    words={
-        "project": Word(short="-p", help="Everything it reaches belongs to it.", default="local"),
-        "agent": Word(short="-a", default="local"),
-        "scopes": Word(
-            "--scope",
-            "-s",
-            help="What it may do; reading and running when none is given.",
-            default=None,
-            otherwise=lambda: ["skills:read", "work:run", "work:read"],
-        ),
-        "allowed_tools": Word("--tool", "-t", help="Operation it may run; all its scopes allow when none is given."),
-        "person": Word(help="A person starts skills with it; else a model does."),
-        "tools": Word(help="Tools its holder has, comma-separated; none when omitted.", commas=True),
-        "expires_in_days": Word("--days"),
-    },
-)
-def created_token(answer: Any) -> None:
-    """Make a token; its text is printed this once, and kept nowhere."""
-    console(stderr=True).print(f"token {line(answer.id)} of project {line(answer.project)}; it is shown this once:")
-    typer.echo(answer.token)
-
-
-@Row(
-    token,
-    "list",
-    "tokens.list",
-    words={
-        "project": Word(short="-p", help="Only of this project."),
-        "limit": Word(short="-n", ranged=True),
-        "cursor": Word(help="Where the page before ended, as it told."),
-    },
-)
-def tokens(answer: Any) -> None:
-    """List tokens, the latest first."""
-    listing = table("id", "project", "agent", "scopes", "created", "state", "label")
-    for row in answer.tokens:
-        state = "revoked" if row.revoked_at else "until " + str(row.expires_at)[:10] if row.expires_at else "good"
-        cells = (row.id, row.project, row.agent, " ".join(row.scopes), str(row.created_at)[:16])
-        listing.add_row(*(line(cell) for cell in (*cells, state, row.label)))
-    console().print(listing)
-    if answer.next_cursor:
-        console().print(f"there are more: kdskills token list --cursor {line(answer.next_cursor)}")
-
-
-@Row(token, "revoke", "tokens.revoke", positional=("id",), words={"id": Word(metavar="ID")}, hidden=("project",))
-def revoked(answer: Any) -> None:
-    """End a token, from the next request on."""
-    console().print(f"token {line(answer.id)} opens nothing any more")
 
 
 @Row(db, "upgrade", "db.upgrade")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kdskills.doors.cli import chat, commands, evals, jobs, packages, programs, supply, turn_commands
+from kdskills.doors.cli import access, chat, commands, evals, jobs, packages, programs, supply, turn_commands
 from kdskills.doors.cli.derived import HostSource
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ GROUPS: Final = {
     "eval": evals.app,
     "trust": supply.trust,
     "mcp": commands.mcp,
-    "token": commands.token,
+    "token": access.token,
     "db": commands.db,
 }
 

@@ -203,7 +203,7 @@ class Skills:
             raise MCPError(types.INVALID_PARAMS, NOT_FOUND)
         arguments = {"names": [skill.full_id], "mode": "add", **self._session}
         with refusals():
-            context = Context(identity=identity, request_id=number_of(str(ctx.request_id)))
+            context = Context(identity=identity, request_id=number_of(str(ctx.request_id)), address=address_of(ctx))
             text = await asyncio.to_thread(publication.prompt, skill, params.arguments or {})
             await self._invoke("skills.load", arguments, context)
         message = {"role": "user", "content": {"type": "text", "text": as_text(text)}}
@@ -277,6 +277,12 @@ def safe_name(name: str) -> str:
     return name.replace(".", "_")
 
 
+def address_of(ctx: Ctx) -> str:
+    """Return where a request came from; nothing is known of a client on standard input."""
+    client = None if ctx.request is None else ctx.request.client
+    return "" if client is None else str(client.host)
+
+
 def _may_run(operation: Operation, identity: Identity) -> bool:
     try:
         require_allowed(operation, identity)
@@ -335,7 +341,9 @@ class Tools:
         arguments = dict(params.arguments or {})
         if self._session is not None and "session_id" in operation.input.model_fields:
             arguments.setdefault("session_id", self._session)
-        context = Context(identity=self._caller_of(ctx), request_id=number_of(str(ctx.request_id)))
+        context = Context(
+            identity=self._caller_of(ctx), request_id=number_of(str(ctx.request_id)), address=address_of(ctx)
+        )
         try:
             answer = await self._invoke(operation.name, arguments, context)
         except KdskillsError as error:

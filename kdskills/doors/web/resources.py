@@ -72,7 +72,9 @@ class WebCall:
     @property
     def context(self) -> Context:
         """The call as operations see it."""
-        return Context(identity=self.identity, request_id=self.request.state.request_id)
+        client = self.request.client
+        address = "" if client is None else client.host
+        return Context(identity=self.identity, request_id=self.request.state.request_id, address=address)
 
     @property
     def allowed(self) -> events.Allowed | None:
@@ -483,8 +485,8 @@ async def _upload(
         try:
             file, form_activation = _fields(form)
             activation = activate if activate is not None else form_activation
-            author = call.context.author
-            report = await host.projects.upload(call.identity.project, _pieces(file), activate=activation, **author)
+            who = call.context.author
+            report = await host.projects.upload(call.identity.project, _pieces(file), activate=activation, who=who)
         finally:
             await form.close()
     return Response(json_text(UploadOut.of(report)), 201, media_type="application/json")

@@ -124,7 +124,7 @@ async def test_an_address_never_widens_what_is_served(host):
 async def test_an_author_stays_in_its_project(host):
     """On standard input a client without a token works on the one project it was started for, whatever its profile."""
     for project in ("own", "other"):
-        await host.projects.create(project, bundle=None, who="op", request_id="")
+        await host.projects.create(project, bundle=None, who="op")
     author = await client_identity(host, own_client("author", "own", "bot", None))
     assert not author.account
     for name in ("project_skills.list", "project_skills.get", "project_skills.delete"):

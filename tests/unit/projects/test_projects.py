@@ -11,7 +11,7 @@ import pytest
 from kdskills.app import Host, Settings
 from kdskills.errors import BadRequest, Conflict, NotFound
 from kdskills.hooks import hookimpl
-from kdskills.projects.records import all_versions
+from kdskills.projects.records import Author, all_versions
 from kdskills.projects.service import Projects, VersionMissing, to_its_end
 from kdskills.projects.views import ProjectViews
 from kdskills.skills import SkillRoot
@@ -361,7 +361,7 @@ async def test_files_and_archives_are_read_by_what_was_listed(host, archive) -> 
 
 async def test_every_change_is_told(host, archive) -> None:
     """Each change writes one row with who, what and hashes; what changes nothing writes none."""
-    first = await host.projects.upload("acme", archive(body="One."), who="ann", request_id="r1")
+    first = await host.projects.upload("acme", archive(body="One."), who=Author("ann", request_id="r1"))
     second = await host.projects.upload("acme", archive(body="Two."), activate=False, who="ann")
     await host.projects.activate("acme", "brief", second.version, who="bob")
     await host.projects.activate("acme", "brief", second.version, who="bob")

@@ -3,7 +3,7 @@ CREATE TABLE kd_alembic (
 	version_num VARCHAR(32) NOT NULL, 
 	CONSTRAINT kd_alembic_pkc PRIMARY KEY (version_num)
 );
-INSERT INTO "kd_alembic" VALUES('service_0002');
+INSERT INTO "kd_alembic" VALUES('service_0003');
 INSERT INTO "kd_alembic" VALUES('work_0004');
 CREATE TABLE kd_artifacts (
 	id VARCHAR(80) NOT NULL, 
@@ -30,12 +30,12 @@ CREATE TABLE kd_audit (
 	action VARCHAR(80) NOT NULL, 
 	subject TEXT NOT NULL, 
 	facts TEXT NOT NULL, 
-	request_id VARCHAR(200) NOT NULL, 
+	request_id VARCHAR(200) NOT NULL, token VARCHAR(32), agent VARCHAR(128) DEFAULT '' NOT NULL, address VARCHAR(64) DEFAULT '' NOT NULL, skill VARCHAR(256), 
 	PRIMARY KEY (id)
 );
-INSERT INTO "kd_audit" VALUES(1,1795319436444027,'acme','ann','skill.upload','brief','{"active": "sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc", "before": null, "created": true, "version": "sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc"}','');
-INSERT INTO "kd_audit" VALUES(2,1795319436513005,'acme','ann','token.create','891aadc36fd71aba','{"agent": "writer", "scopes": "skills:read work:read"}','');
-INSERT INTO "kd_audit" VALUES(3,1795319436544970,'acme','ann','skill.patch','brief','{"before": true, "enabled": false}','');
+INSERT INTO "kd_audit" VALUES(1,1795319436444027,'acme','ann','skill.upload','brief','{"active": "sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc", "before": null, "created": true, "version": "sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc"}','',NULL,'','','public.brief');
+INSERT INTO "kd_audit" VALUES(2,1795319436513005,'acme','ann','token.create','891aadc36fd71aba','{"agent": "writer", "scopes": "skills:read work:read"}','',NULL,'','',NULL);
+INSERT INTO "kd_audit" VALUES(3,1795319436544970,'acme','ann','skill.patch','brief','{"before": true, "enabled": false}','',NULL,'','','public.brief');
 CREATE TABLE kd_hosts (
 	host VARCHAR(80) NOT NULL, 
 	drained_at BIGINT NOT NULL, 
@@ -168,10 +168,10 @@ CREATE TABLE kd_tokens (
 	created_at BIGINT NOT NULL, 
 	created_by VARCHAR(200) NOT NULL, 
 	expires_at BIGINT, 
-	revoked_at BIGINT, person BOOLEAN DEFAULT 0 NOT NULL, tools TEXT DEFAULT '[]' NOT NULL, 
+	revoked_at BIGINT, person BOOLEAN DEFAULT 0 NOT NULL, tools TEXT DEFAULT '[]' NOT NULL, last_used_at BIGINT, 
 	PRIMARY KEY (id)
 );
-INSERT INTO "kd_tokens" VALUES('891aadc36fd71aba','3fed6eb10e2d6dc1c9d5cd5a400f80e01d5e2ae2316bfab12cbe1656700a1e5f','the first','acme','writer','["skills:read", "work:read"]',NULL,NULL,NULL,NULL,1795319436493358,'ann',NULL,NULL,0,'[]');
+INSERT INTO "kd_tokens" VALUES('891aadc36fd71aba','3fed6eb10e2d6dc1c9d5cd5a400f80e01d5e2ae2316bfab12cbe1656700a1e5f','the first','acme','writer','["skills:read", "work:read"]',NULL,NULL,NULL,NULL,1795319436493358,'ann',NULL,NULL,0,'[]',NULL);
 CREATE TABLE kd_work_sessions (
 	session_key VARCHAR(80) NOT NULL, 
 	host VARCHAR(80), 
@@ -190,7 +190,6 @@ CREATE TABLE kd_workers (
 	lease_until BIGINT, version VARCHAR(40), slots INTEGER, services INTEGER, 
 	PRIMARY KEY (executor)
 );
-CREATE INDEX ix_kd_audit_project ON kd_audit (project);
 CREATE INDEX ix_kd_tokens_project ON kd_tokens (project);
 CREATE INDEX ix_kd_artifacts_task_id ON kd_artifacts (task_id);
 CREATE INDEX kd_artifacts_content ON kd_artifacts (project, sha256);
@@ -217,6 +216,7 @@ CREATE INDEX kd_tasks_open ON kd_tasks (session_key, created_at) WHERE status IN
 CREATE INDEX kd_tasks_turn ON kd_tasks (status, created_at, id) WHERE status IN ('queued', 'starting', 'running');
 CREATE INDEX kd_jobs_open ON kd_jobs (session_key, created_at) WHERE status IN ('queued', 'starting', 'running');
 CREATE INDEX kd_jobs_turn ON kd_jobs (status, created_at, id) WHERE status IN ('queued', 'starting', 'running');
+CREATE INDEX kd_audit_listing ON kd_audit (project, id);
 CREATE INDEX kd_tasks_of_skill ON kd_tasks (tenant, project, skill_name, created_at, id);
 CREATE INDEX kd_jobs_of_skill ON kd_jobs (tenant, project, skill_name, created_at, id);
 COMMIT;

@@ -209,7 +209,7 @@ async def test_work_and_what_it_holds_are_one_change(host: Host, caplog: pytest.
     assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
     placed = (await host.work.task(LOCAL, held.task_id)).spec
     gone = placed.placement.model_copy(update={"uploaded": {"up": "sha256:gone"}})
-    free = await host.work.submit(LOCAL, placed.model_copy(update={"placement": gone}), None, "")
+    free = await host.work.submit(Context(), placed.model_copy(update={"placement": gone}), None, "")
     assert list(await host.projects.holders()) == [(LOCAL.project, held.task_id)]
     assert f"{free.id} does not hold up" in caplog.text
 

@@ -12,6 +12,7 @@ import pytest
 
 from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity, TokenLimits
+from kdskills.app.operations import Context
 from kdskills.app.work import TooMuchWork, scope_of
 from kdskills.errors import Conflict
 from kdskills.jobs.client import JobsClient
@@ -55,29 +56,32 @@ async def host(make_host):
 async def test_a_token_has_so_much_room(host: Host) -> None:
     """One more than the token allows is refused, be it a task or a job; another agent has room of its own."""
     who = caller()
-    await host.work.submit(who, task(who), None, "")
-    for submit in (host.work.submit(who, task(who), None, ""), host.work.submit(who, job(who), None, "")):
+    await host.work.submit(Context(who), task(who), None, "")
+    for submit in (
+        host.work.submit(Context(who), task(who), None, ""),
+        host.work.submit(Context(who), job(who), None, ""),
+    ):
         with pytest.raises(TooMuchWork) as refused:
             await submit
         assert refused.value.details["limit"] == 1
     other = caller(agent="writer")
-    await host.work.submit(other, job(other), None, "")
+    await host.work.submit(Context(other), job(other), None, "")
 
 
 async def test_a_repeated_call_needs_no_more_room(host: Host) -> None:
     """The same key gives the first result though the token has no room left; with another body it is a conflict."""
     who = caller()
-    first = await host.work.submit(who, task(who), "k", "b")
-    assert (await host.work.submit(who, task(who), "k", "b")).id == first.id
+    first = await host.work.submit(Context(who), task(who), "k", "b")
+    assert (await host.work.submit(Context(who), task(who), "k", "b")).id == first.id
     with pytest.raises(Conflict):
-        await host.work.submit(who, task(who), "k", "other")
+        await host.work.submit(Context(who), task(who), "k", "other")
     with pytest.raises(TooMuchWork):
-        await host.work.submit(who, task(who), "new", "b")
+        await host.work.submit(Context(who), task(who), "new", "b")
     await host.work.client.cancel(TaskHead, scope_of(who), first.id, "")
-    started = await host.work.submit(who, job(who), "k", "b")
-    assert (await host.work.submit(who, job(who), "k", "b")).id == started.id
+    started = await host.work.submit(Context(who), job(who), "k", "b")
+    assert (await host.work.submit(Context(who), job(who), "k", "b")).id == started.id
     with pytest.raises(TooMuchWork):
-        await host.work.submit(who, task(who), "new", "b")
+        await host.work.submit(Context(who), task(who), "new", "b")
 
 
 @pytest.mark.parametrize("limit", [0, None], ids=["no-limit", "the-settings"])
@@ -85,14 +89,14 @@ async def test_without_a_limit_there_is_room(host: Host, limit: int | None) -> N
     """Zero means as much as wanted; a token that says nothing has what the settings say."""
     who = caller(limit)
     for _ in range(3):
-        await host.work.submit(who, task(who), None, "")
+        await host.work.submit(Context(who), task(who), None, "")
 
 
 async def test_the_last_place_is_given_once(host: Host) -> None:
     """Many calls at one time get exactly as many places as there are."""
     who = caller(3)
     said = await asyncio.gather(
-        *(host.work.submit(who, task(who), None, "") for _ in range(10)), return_exceptions=True
+        *(host.work.submit(Context(who), task(who), None, "") for _ in range(10)), return_exceptions=True
     )
     assert sum(isinstance(one, TooMuchWork) for one in said) == 7
 
@@ -110,7 +114,7 @@ async def test_a_caller_may_go_away_while_it_submits(host: Host, key: str | None
         announce(*given)  # type: ignore[arg-type]
 
     work.queue.announce = slowly  # type: ignore[method-assign]
-    running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), key, ""))
+    running = asyncio.ensure_future(host.work.run(Context(), task(LOCAL), key, ""))
     assert await asyncio.to_thread(entered.wait, 60)
     running.cancel()
     leave.set()
@@ -135,7 +139,7 @@ async def test_a_submission_that_fails_after_its_caller_went_away_is_no_stray(
         raise RuntimeError("the power went")
 
     work.queue.announce = breaks  # type: ignore[method-assign]
-    running = asyncio.ensure_future(host.work.run(LOCAL, task(LOCAL), None, ""))
+    running = asyncio.ensure_future(host.work.run(Context(), task(LOCAL), None, ""))
     assert await asyncio.to_thread(entered.wait, 60)
     running.cancel()
     leave.set()
@@ -159,7 +163,7 @@ async def test_the_last_place_is_given_once_by_several_services(make_host: Calla
     try:
         who = caller(3)
         answers = await asyncio.gather(
-            *(made.work.submit(who, task(who), None, "") for made in hosts for _ in range(8)),
+            *(made.work.submit(Context(who), task(who), None, "") for made in hosts for _ in range(8)),
             return_exceptions=True,
         )
         assert sum(isinstance(answer, TooMuchWork) for answer in answers) == 21
@@ -175,11 +179,11 @@ async def test_large_inputs_of_refused_work_are_not_kept(host: Host) -> None:
     data = base64.b64encode(bytes(200_000)).decode()
     command = Command(argv=("true",), timeout_s=10, inputs=(Inline(path="big", content_base64=data),))
     spec = task(who).model_copy(update={"command": command})
-    first = await host.work.submit(who, spec, "k", "b")
-    assert (await host.work.submit(who, spec, "k", "b")).id == first.id
+    first = await host.work.submit(Context(who), spec, "k", "b")
+    assert (await host.work.submit(Context(who), spec, "k", "b")).id == first.id
     kept = await kept_artifacts(host)
     with pytest.raises(TooMuchWork):
-        await host.work.submit(who, spec, None, "b")
+        await host.work.submit(Context(who), spec, None, "b")
     assert await kept_artifacts(host) == kept
 
 
@@ -192,9 +196,9 @@ async def kept_artifacts(host: Host) -> int:
 async def test_what_is_answered_is_what_is_kept(host: Host) -> None:
     """The heads a submission returns are those that are read back."""
     client = host.work.client
-    submitted = await host.work.submit(LOCAL, task(LOCAL, "s"), None, "")
+    submitted = await host.work.submit(Context(), task(LOCAL, "s"), None, "")
     assert await client.head(TaskHead, scope_of(LOCAL), submitted.id) == submitted
-    started = await host.work.submit(LOCAL, job(LOCAL), None, "")
+    started = await host.work.submit(Context(), job(LOCAL), None, "")
     assert await client.head(JobHead, scope_of(LOCAL), started.id) == started
 
 
