@@ -63,6 +63,7 @@ WITH_WORDS = sorted(
 )
 VALUES = {
     "consumer": "another",
+    "consumers": ["another"],
     "tools": ["web.search"],
     "roles": ["accountants"],
     "include_internal": True,
