@@ -216,6 +216,7 @@ class SolverSettings(BaseModel):
         brief: Whether rules and tools are told in few words: `auto` when the window is below 8,192 tokens.
         history_share: Share of the model's window that earlier turns may take before they are cut.
         catalog: What catalogs list where the descriptor's rules do not say: `auto`, `all`, `names` or `search-only`.
+        catalog_tokens: Tokens a catalog may take; None: its share of the window.
         base_text: The bundle's or application's own text between rules and catalog.
         model_settings: Passed to the provider, such as `{"temperature": 0}`.
         prices: What models cost, by `provider:model`; beside them, shipped prices of OpenAI's and Anthropic's own servers hold.
@@ -256,6 +257,7 @@ class SolverSettings(BaseModel):
     brief: Literal["auto", "always", "never"] = "auto"
     history_share: Annotated[float, Field(gt=0, le=0.6)] = 0.4
     catalog: CatalogMode = "auto"
+    catalog_tokens: Annotated[int | None, Field(ge=0)] = None
     base_text: str = ""
     model_settings: dict[str, Any] = Field(default_factory=dict)
     prices: dict[str, ModelPrice] = Field(default_factory=dict)

@@ -1,20 +1,17 @@
-"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out, those of the session among them.
-
-`preview` shows what it would send first: a real turn is begun, and its first request is kept instead of sent.
-"""
+"""`ReactSolver`: a request in, a `TurnResult` or a stream of events out, those of the session among them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
 from kdskills.bundle.descriptor import DECISION
-from kdskills.errors import BadRequest, Diagnostic, ExecRefused, KdskillsError, SessionError
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, SessionError
 from kdskills.execution.run import in_thread
 from kdskills.models import ModelReply, ModelRequest, Redactor, TextDelta
 from kdskills.session import TurnScope
@@ -48,7 +45,7 @@ from kdskills.solver.finish import GivenFile, discard, finish, open_workspace, t
 from kdskills.solver.history import History, check_history, open_conversation, own_messages, sole_turn
 from kdskills.solver.loop import Loop
 from kdskills.solver.output import OutputType, output_form
-from kdskills.solver.parts import AgentSpec, SolverSettings, check_request
+from kdskills.solver.parts import AgentSpec, check_request
 from kdskills.solver.spans import agent_span, code_of
 from kdskills.solver.system import SolverSystem
 from kdskills.solver.turn import Turn
@@ -57,8 +54,6 @@ from kdskills.turn import SkillsOverlay
 from kdskills.turn.subsystem import activated
 
 if TYPE_CHECKING:
-    from kdskills.bundle import Bundle
-    from kdskills.execution import Executor
     from kdskills.session import Session, SkillRuntime, User
     from kdskills.session.conversations import Conversation
     from kdskills.session.receipts import SessionEvent
@@ -415,7 +410,7 @@ def _turn(
         sources=sources,
         base=settings.base_text,
         tools=None if handover is None else system.skill_tools,
-        budget=Budget.of(system.window(role)),
+        budget=_budget(system, role),
         brief=system.brief(role),
         events=relay_to(bus),
         secrets=partial(system.learn, redactor),
@@ -424,6 +419,12 @@ def _turn(
     return Turn(
         turn_id, request, consumer, system, bound_session, view, sources, workspace, bus, conversation, handover
     )
+
+
+def _budget(system: SolverSystem, role: str) -> Budget:
+    """Return what the model of a role has room for, and catalogs as the settings say."""
+    budget, catalog = Budget.of(system.window(role)), system.settings.catalog_tokens
+    return budget if catalog is None else replace(budget, catalog=catalog)
 
 
 def _scope_of(subsystem: SkillsSubsystem, user: User | None, deps: object, overlay: SkillsOverlay | None) -> TurnScope:
@@ -531,31 +532,3 @@ class PreviewWiring:
 
     def turn_finished(self, turn: Turn, outcome: TurnResult) -> None:
         """Tell nobody."""
-
-
-async def preview(
-    wiring: Wiring, bundle: Bundle, *, consumer: str, skills: Sequence[str], model: str, executor: str
-) -> tuple[ModelRequest, tuple[Diagnostic, ...]]:
-    """Return what a solver over *bundle* would send first, and what is not as it would be; its `tools.py` runs.
-
-    *model* says the context window that bounds the catalog. Raises as opening a `SolverSystem`, and for skills that
-    cannot be loaded.
-    """
-    silent = cast("Wiring", PreviewWiring(wiring))
-    findings: tuple[Diagnostic, ...] = ()
-    engine: Executor | None = None
-    try:
-        engine = await silent.executor(executor)
-    except ExecRefused as error:
-        message = f"scripts and generated code are left out, and a turn would not begin: {error.message}"
-        findings = (Diagnostic(error.code, "warning", message),)
-    window = None
-    if model.partition(":")[0] != "replay":  # recordings have none
-        async with aclosing(wiring.model(model)) as provider:
-            window = provider.context_window
-    probe = PromptProbe(window)
-    system = SolverSystem(bundle=bundle, model=probe, executor=engine, settings=SolverSettings(), wiring=silent)
-    async with system:
-        await ReactSolver(system, consumer=consumer).run("(the user's request)", skills=skills)
-    assert probe.request is not None
-    return probe.request, findings

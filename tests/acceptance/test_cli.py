@@ -176,7 +176,7 @@ async def first_request(skill: str) -> ModelRequest:
 def test_render_says_what_does_not_go_together(run: Callable[..., Any]) -> None:
     """What belongs to one form only is refused beside another, in one line."""
     for words in (
-        ("--form", "prompt", "--budget", "9"),
+        ("press.brief", "--form", "prompt"),
         ("press.brief", "-s", "press.brief"),
         ("--form", "xml", "-s", "x"),
     ):

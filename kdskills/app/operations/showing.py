@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, cast, get_args
 
 from pydantic import Field
 
@@ -462,6 +462,11 @@ class RenderInput(ViewInput):
     form: Literal["prompt", "gallery", "xml", "json"] | None = Field(None, description=FORM)
     skills_loaded: tuple[str, ...] = Field((), description="Skills loaded before the first decision of a prompt.")
     model: str | None = Field(None, description="Model whose window bounds a prompt; none means the setting.")
+    request: str | None = Field(
+        None,
+        max_length=MAX_TEXT,
+        description="What the user asks in a prompt; catalogs that do not fit are ranked for it.",
+    )
     variant: Literal["full", "compact"] = Field("full", description="Which text of a skill goes into the block.")
     budget: int | None = Field(None, ge=0, description="Tokens the catalog may take.")
 
@@ -474,10 +479,33 @@ class RenderInput(ViewInput):
         return self.bundle is not None and not of_catalogs
 
 
+class PromptPartOut(Output):
+    """A part of a prompt: its text, the tokens it takes, and what was cut of it and why.
+
+    `name` is `instructions`, `base` (the bundle's own text), `catalog`, `skill:NAME` for each loaded one, `tools` (their JSON),
+    `history` or `request`. Those before `tools` make the text of the prompt, joined. `estimated` tells that the model has no
+    counter of its own.
+    """
+
+    name: str
+    text: str
+    tokens: int
+    estimated: bool
+    cut: str = ""
+
+
+class PromptMessage(Output):
+    """A message that is sent after the text of a prompt."""
+
+    role: str
+    text: str
+
+
 class RenderOutput(Output):
-    """Text as it stands in a prompt, and what it costs; every number of tokens is an estimate.
+    """Text as it stands in a prompt, and what it costs; numbers of tokens are estimates, but for `parts` that say otherwise.
 
     `tokens` counts all of it: of a prompt `instruction_tokens` for the text, and `tool_tokens` for the tools sent beside it.
+    Of a prompt `messages` are sent after the text, and `parts` are all of it, in order.
     """
 
     form: str
@@ -486,6 +514,8 @@ class RenderOutput(Output):
     instruction_tokens: int | None = None
     tool_tokens: int | None = None
     offered: tuple[dict[str, Any], ...] = ()
+    messages: tuple[PromptMessage, ...] = ()
+    parts: tuple[PromptPartOut, ...] = ()
     level: int | None = None
     shown: int | None = None
     total: int | None = None
@@ -506,8 +536,8 @@ async def render(
     """Render the prompt a solver would send, a consumer's catalog, or the instruction block of some skills."""
     if arguments.whole_prompt:
         return await _prompt(bundles, wiring, settings, arguments, context)
-    if arguments.skills_loaded:
-        message = "a prompt takes no refs: name skills that are loaded first as skills_loaded"
+    if arguments.skills_loaded or arguments.request is not None:
+        message = "skills_loaded and request belong to prompts, which take no refs"
         raise BadRequest(message, code="form_mixed")
     subsystem = (await bundles.skills(arguments.bundle, context)).subsystem
     asker = arguments.asker_findings(subsystem, context)
@@ -536,33 +566,52 @@ async def _prompt(
     bundles: BundleLoader, wiring: Wiring, settings: Settings, arguments: RenderInput, context: Context
 ) -> RenderOutput:
     """Render what a solver would send first, as `run` with the same bundle, consumer and skills does."""
-    from kdskills.solver.react import preview  # nothing else here needs a solver
+    from kdskills.app.turn_runs import ProjectWiring, project_bundle
+    from kdskills.solver.preview import (  # nothing else here needs a solver
+        REQUEST,
+        PromptChoices,
+        offered_tools,
+        preview,
+    )
 
-    if arguments.refs or arguments.budget is not None or arguments.tools is not None or arguments.include_internal:
-        others = "refs, tools, budget and include_internal belong to other forms"
-        raise BadRequest(f"a prompt is what the solver makes of it: {others}", code="form_mixed")
-    if arguments.bundle is None or not context.identity.local:
-        raise CallRefused("prompts are rendered of a bundle's folder, for this machine's account", code="local_only")
-    bundle = bundles.open(arguments.bundle, context, tools=True)
-    consumer, model = arguments.consumer_of(context) or DECISION, arguments.model or settings.model
-    request, findings = await preview(
-        wiring, bundle, consumer=consumer, skills=arguments.skills_loaded, model=model, executor=settings.executor
+    if arguments.refs or arguments.include_internal:
+        raise BadRequest(
+            "a prompt is what the solver makes of it: it takes no refs and no include_internal", code="form_mixed"
+        )
+    if not context.identity.sees_all:
+        raise CallRefused("prompts are for this machine's account and for administrators", code="local_only")
+    skills = await bundles.skills(None, context) if arguments.bundle is None else None
+    if skills is None:
+        assert arguments.bundle is not None
+        bundle = bundles.open(arguments.bundle, context, tools=True)
+    else:
+        bundle = await asyncio.to_thread(project_bundle, skills)
+        wiring = cast("Wiring", ProjectWiring(wiring, skills.subsystem))
+    choices = PromptChoices(
+        consumer=arguments.consumer_of(context) or DECISION,
+        model=arguments.model or settings.model,
+        executor=settings.executor,
+        request=REQUEST if arguments.request is None else arguments.request,
+        skills=arguments.skills_loaded,
+        tools=arguments.tools,
+        budget=arguments.budget,
     )
-    offered = tuple(
-        {"name": tool.name, "description": tool.description, "parameters": dict(tool.input_schema)}
-        for tool in request.tools
-    )
-    text_tokens = estimate_tokens(request.instructions)
+    prompt = await preview(wiring, bundle, choices)
+    offered = offered_tools(prompt.request)
+    text_tokens = estimate_tokens(prompt.request.instructions)
     # Servers put the tools before the text, as JSON.
     tool_tokens = estimate_tokens(json.dumps(offered, ensure_ascii=False)) if offered else 0
+    subsystem = bundles.subsystem(bundle) if skills is None else skills.subsystem
     return RenderOutput.of(
         form="prompt",
-        text=request.instructions,
+        text=prompt.request.instructions,
         tokens=text_tokens + tool_tokens,
         instruction_tokens=text_tokens,
         tool_tokens=tool_tokens,
         offered=offered,
-        diagnostics=(*findings, *arguments.asker_findings(bundles.subsystem(bundle), context)),
+        messages=prompt.request.messages,
+        parts=prompt.parts,
+        diagnostics=(*prompt.diagnostics, *arguments.asker_findings(subsystem, context)),
     )
 
 
