@@ -268,6 +268,13 @@ _ROWS: Final = (
     ),
     _look("project_skills.archive", "Give a version as a zip archive.", "projects:archive", _READ),
     _look("project_skills.file", "Give one file of a version.", "projects:file", _READ),
+    _look("project_skills.diff", "Show what differs between two versions.", "project_versions:diff", _READ),
+    _look(
+        "project_skills.inspect",
+        "Show what is found in a version, and what it would change for which consumer.",
+        "project_versions:inspect",
+        ("no_bundle", *_READ),
+    ),
     _operate("tokens.create", "Make a token; its text is shown this once.", "clients:create_token", _TOKEN),
     _operate("tokens.list", "List tokens.", "clients:list_tokens", _READ, reads=True),
     _operate("tokens.revoke", "End a token.", "clients:revoke_token", _READ),

@@ -27,6 +27,7 @@ from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutp
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
+from kdskills.app.operations.project_versions import DiffOutput, InspectOutput
 from kdskills.app.operations.projects import (
     DeletedOut,
     PieceOut,
@@ -273,6 +274,14 @@ class OperationCalls:
     ) -> PieceOut: ...
     @overload
     async def call(
+        self, operation: Literal["project_skills.diff"], *, emit: Emit | None = None, **arguments: Any
+    ) -> DiffOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.inspect"], *, emit: Emit | None = None, **arguments: Any
+    ) -> InspectOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["tokens.create"], *, emit: Emit | None = None, **arguments: Any
     ) -> NewTokenOut: ...
     @overload
@@ -469,6 +478,10 @@ class OperationCalls:
     def run(
         self, operation: Literal["project_skills.archive", "project_skills.file"], **arguments: Any
     ) -> PieceOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.diff"], **arguments: Any) -> DiffOutput: ...
+    @overload
+    def run(self, operation: Literal["project_skills.inspect"], **arguments: Any) -> InspectOutput: ...
     @overload
     def run(self, operation: Literal["tokens.create"], **arguments: Any) -> NewTokenOut: ...
     @overload
