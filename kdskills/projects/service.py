@@ -344,6 +344,11 @@ class Projects:
         await self._folders.ensure(project, row)
         return await asyncio.to_thread(self._folders.archive, project, name, row.version)
 
+    async def version_folder(self, project: str, name: str, version: str | None = None) -> tuple[SkillVersion, Path]:
+        """Return a version, the active one by default, and its skill folder on this machine. Raises NotFound."""
+        row = await self.version(project, name, version)
+        return row, await self._folders.ensure(project, row)
+
     async def file(self, project: str, name: str, path: str, version: str | None = None) -> SkillFile:
         """Return one of the files the upload of a version listed: no path leads elsewhere. Raises NotFound."""
         row = await self.version(project, name, version)

@@ -329,6 +329,13 @@ _ROWS: Final = (
     ),
     _look("project_skills.archive", "Give a version as a zip archive.", "projects:archive", _READ),
     _look("project_skills.file", "Give one file of a version.", "projects:file", _READ),
+    _look("project_skills.diff", "Show what differs between two versions.", "project_versions:diff", _READ),
+    _look(
+        "project_skills.inspect",
+        "Show what is found in a version, and what it would change for which consumer.",
+        "project_versions:inspect",
+        ("no_bundle", *_READ),
+    ),
     _operate(
         "audit_log.list",
         "Tell who changed what, the latest first.",

@@ -147,7 +147,7 @@ class _Line(NamedTuple):
         return sum(finding.severity == severity for finding in self.findings)
 
 
-def _named_consumers(subsystem: SkillsSubsystem) -> tuple[str, ...]:
+def named_consumers(subsystem: SkillsSubsystem) -> tuple[str, ...]:
     """Return the consumers that a bundle names: in its rules, in its list, and in its recording."""
     terms = subsystem.descriptor
     root = None if subsystem.bundle_root is None else Path(subsystem.bundle_root)
@@ -161,7 +161,7 @@ def _views(subsystem: SkillsSubsystem, arguments: MatrixInput, context: Context)
     tools: Collection[str] | None = arguments.tools
     consumers: Sequence[str | None] = (identity.consumer,)
     if identity.sees_all:
-        consumers = arguments.consumers or _named_consumers(subsystem) or (None,)
+        consumers = arguments.consumers or named_consumers(subsystem) or (None,)
     elif tools is None:
         tools = identity.held_tools
     subsystem = subsystem.overlay(groups=arguments.roles) if arguments.roles else subsystem
@@ -185,7 +185,9 @@ def _lines(views: Sequence[SkillView], context: Context) -> list[_Line]:
     view, identity = views[0], context.identity
     snapshot = view.state.snapshot
     skills = snapshot.skills if identity.sees_all else visible_skills(view, identity)
-    lines = [_Line(full_id, one, one.diagnostics, one.namespace, one.tokens) for full_id, one in skills.items()]
+    lines = [
+        _Line(full_id, skill, skill.diagnostics, skill.namespace, skill.tokens) for full_id, skill in skills.items()
+    ]
     if identity.sees_all and snapshot.invalid:
         invalid = snapshot.invalid.items()
         lines += [_Line(full_id, None, bad.diagnostics, full_id.partition(".")[0]) for full_id, bad in invalid]
@@ -194,12 +196,12 @@ def _lines(views: Sequence[SkillView], context: Context) -> list[_Line]:
 
 
 def _ranks(view: SkillView, query: str, context: Context) -> Mapping[str, int]:
-    """Return the place of each skill that fits *query*; people who see everything search everything."""
+    """Return the rank of each skill that fits *query*; people who see everything search everything."""
     if context.identity.sees_all:
         page = view.state.searcher.find(query, limit=MAX_RANKED).page
-        return {match.full_id: place for place, match in enumerate(page)}
+        return {match.full_id: rank for rank, match in enumerate(page)}
     hits = view.search(query, by=context.identity.starter, limit=MAX_RANKED).hits
-    return {hit.full_id: place for place, hit in enumerate(hits)}
+    return {hit.full_id: rank for rank, hit in enumerate(hits)}
 
 
 def _chosen(lines: Iterable[_Line], columns: Sequence[SkillView], arguments: MatrixInput) -> list[_Line]:

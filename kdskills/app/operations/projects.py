@@ -211,7 +211,7 @@ async def _readable(projects: Projects, context: Context, project: str, states: 
     return [state for state in states if state.full_id in visible and visible[state.full_id].layer == "project"]
 
 
-async def _one(projects: Projects, arguments: SkillInput, context: Context) -> tuple[str, SkillState]:
+async def readable_skill(projects: Projects, arguments: SkillInput, context: Context) -> tuple[str, SkillState]:
     """Return the project, and one skill of it. Raises NotFound, the same for what the caller may not read."""
     project, name = arguments.project_of(context), arguments.skill
     state = await projects.get(project, name)
@@ -232,7 +232,7 @@ async def list_skills(projects: Projects, arguments: SkillListInput, context: Co
 
 async def get_skill(projects: Projects, arguments: SkillInput, context: Context) -> SkillOut:
     """Show one uploaded skill."""
-    return SkillOut.of((await _one(projects, arguments, context))[1], skill=arguments.skill)
+    return SkillOut.of((await readable_skill(projects, arguments, context))[1], skill=arguments.skill)
 
 
 async def patch_skill(projects: Projects, arguments: PatchInput, context: Context) -> SkillOut:
@@ -257,7 +257,7 @@ async def activate_version(projects: Projects, arguments: ActivateInput, context
 
 async def list_versions(projects: Projects, arguments: VersionListInput, context: Context) -> VersionsOut:
     """List a skill's versions with their files."""
-    project, _ = await _one(projects, arguments, context)
+    project, _ = await readable_skill(projects, arguments, context)
     versions = await projects.versions(project, arguments.skill)
     page, following = page_by_time(versions, arguments, lambda each: (each.created_at, each.version))
     return VersionsOut(skill=arguments.skill, versions=tuple(map(VersionOut.of, page)), next_cursor=following)
@@ -296,15 +296,15 @@ class PieceOut(Output):
 
 
 async def archive_of(projects: Projects, arguments: VersionInput, context: Context) -> tuple[str, Path]:
-    """Return a version and its zip on this machine, for doors that stream files. Raises NotFound as `_one`."""
-    project, _ = await _one(projects, arguments, context)
+    """Return a version and its zip on this machine, for doors that stream files. Raises NotFound as `readable_skill`."""
+    project, _ = await readable_skill(projects, arguments, context)
     version = (await projects.version(project, arguments.skill, arguments.version)).version
     return version, await projects.archive(project, arguments.skill, version)
 
 
 async def file_of(projects: Projects, arguments: FileInput, context: Context) -> tuple[str, SkillFile]:
     """Return a version and one of its files on this machine, for doors that stream files. Raises as `archive_of`."""
-    project, _ = await _one(projects, arguments, context)
+    project, _ = await readable_skill(projects, arguments, context)
     version = (await projects.version(project, arguments.skill, arguments.version)).version
     return version, await projects.file(project, arguments.skill, arguments.path, version)
 
