@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 
 EventKind = Literal["state", "output", "heartbeat"]
 Stream = Literal["stdout", "stderr"]
+STREAMS: Final[tuple[Stream, ...]] = ("stdout", "stderr")
 Spec = TaskSpec | JobSpec
 
 WORKER_LOG: Final = "worker.log"
@@ -333,6 +334,56 @@ class Watches:
         return watch
 
 
+FOLLOW_S: Final = 0.1
+TOLD_S: Final = 0.01
+"""Seconds between two looks at a log that is followed, and how many more for each of its followers: each look is a piece to
+read and to send for every one of them."""
+
+
+@dataclass(eq=False)
+class LogFollow:
+    """Those who wait for one task to print more; `head` is the task as it was seen last."""
+
+    client: JobsClient
+    head: TaskHead
+    waiting: int = 0
+    totals: dict[Stream, int] = field(default_factory=dict)
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
+    looker: asyncio.Task[None] | None = None
+
+    async def wait(self, stream: Stream, beyond: int) -> TaskHead:
+        """Return the task once there is more of *stream*, or it is over."""
+        self.waiting += 1
+        try:
+            while True:
+                if self.looker is None or self.looker.done():
+                    self.looker = asyncio.get_running_loop().create_task(self._look())
+                looked, looker = self.looked, self.looker
+                signal = asyncio.ensure_future(looked.wait())
+                try:
+                    await asyncio.wait({signal, looker}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    signal.cancel()
+                if looker.done():
+                    looker.result()
+                if self.head.terminal or self.totals.get(stream, 0) != beyond:
+                    return self.head
+        finally:
+            self.waiting -= 1
+            if not self.waiting and self.looker is not None:
+                self.looker.cancel()
+                self.looker = None
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S + TOLD_S * self.waiting)
+            self.head = await self.client.head(TaskHead, self.head.scope, self.head.id)
+            for stream in STREAMS:
+                self.totals[stream] = (await self.client.piece(self.head, stream, 0, 0)).total
+            signal, self.looked = self.looked, asyncio.Event()
+            signal.set()
+
+
 @dataclass(eq=False)
 class WorkService:
     """Background work; nothing is opened before it is used. `skills_of` gives the skills of a project."""
@@ -342,6 +393,7 @@ class WorkService:
     wiring: HostWiring
     skills_of: Callable[[str], Awaitable[ProjectSkills]]
     watches: Watches = field(default_factory=Watches)
+    follows: dict[str, LogFollow] = field(default_factory=dict)
     _keeper: ArtifactKeeper | None = None
     _artifacts: ArtifactStore | None = None
 
@@ -550,7 +602,7 @@ class WorkService:
         async def tail(stream: Stream) -> LogPiece:
             if head.attempt == 0:
                 return LogPiece(0, b"", 0, truncated=False)
-            piece = await self.client.logs(head.scope, head.id, stream, -max(1, size), size)
+            piece = await self.client.piece(head, stream, -max(1, size), size)
             return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
 
         return await tail("stdout"), await tail("stderr")
@@ -558,6 +610,26 @@ class WorkService:
     async def printed(self, head: TaskHead) -> int:
         """Return how many bytes a task has printed so far."""
         return sum(piece.total for piece in await self.tails(head, 0))
+
+    async def elsewhere(self, head: TaskHead) -> str | None:
+        """Return the host a task's log lies on, when that is another one: here there is its end at most, once it is over."""
+        host = (await self.client.work()).host
+        return head.host if head.attempt and head.host != host else None
+
+    async def news(self, head: TaskHead, stream: Stream, beyond: int, timeout_s: float) -> TaskHead:
+        """Wait until a task has printed more than *beyond* bytes, or is another one than *head*; return it as it is then.
+
+        However many wait for one task, one looks for all of them, the more seldom the more there are.
+        """
+        follows = self.follows.setdefault(head.id, LogFollow(self.client, head))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await follows.wait(stream, beyond)
+        except TimeoutError:
+            return follows.head
+        finally:
+            if not follows.waiting and self.follows.get(head.id) is follows:
+                del self.follows[head.id]
 
     async def endpoints_active(self, head: TaskHead) -> bool:
         """Whether a service's addresses can be reached from this host now."""

@@ -401,6 +401,8 @@ def attempt_alive(folder: Path) -> bool:
 
 RUNS: Final = "runs"
 SESSIONS: Final = "sessions"
+MAX_LIMITS: Final = 1024
+"""Attempts whose logs are read without a look at their orders."""
 
 
 class Attempts:
@@ -412,6 +414,7 @@ class Attempts:
     def __init__(self, state_dir: Path, starter: WarmStarter | None = None) -> None:
         self._state = state_dir
         self._starter = starter
+        self._log_limits: dict[Path, int] = {}
 
     def session_dir(self, session_key: str) -> Path:
         """Return the folder of a session's files; it need not be there yet."""
@@ -441,6 +444,22 @@ class Attempts:
         if not attempt_alive(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
             return None
         return Attempt(folder, AttemptOrder.model_validate(facts["order"]), self._starter)
+
+    def log(self, task_id: str, attempt: int, stream: LogStream, offset: int, limit: int) -> LogPiece | None:
+        """Return a piece of what an attempt printed, as `Attempt.logs`; None when nothing of it is here.
+
+        Many read one log many times: of its order nothing is read twice.
+        """
+        folder = self._folder(task_id, attempt)
+        kept_bytes = self._log_limits.get(folder)
+        if kept_bytes is None or not folder.is_dir():
+            begun = self.find(task_id, attempt)
+            if begun is None:
+                return None
+            if len(self._log_limits) >= MAX_LIMITS:
+                self._log_limits.clear()
+            kept_bytes = self._log_limits[folder] = begun.order.log_limit
+        return read_log(folder / _LOGS[stream], offset, limit, kept_bytes)
 
     def latest(self, task_id: str) -> Attempt | None:
         """Return the task's last attempt that has begun."""

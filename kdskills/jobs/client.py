@@ -294,10 +294,15 @@ class JobsClient:
 
         Read from the latest attempt's files where this host has them, else from the head's tail. Raises NotFound.
         """
-        work, head = await self.work(), await self.head(TaskHead, scope, item)
-        attempt = await asyncio.to_thread(work.attempts.find, head.id, head.attempt) if head.attempt else None
-        if attempt is not None and head.host == work.host:
-            return await asyncio.to_thread(attempt.logs, stream, offset, limit)
+        return await self.piece(await self.head(TaskHead, scope, item), stream, offset, limit)
+
+    async def piece(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
+        """As `logs`, of a task as it was read."""
+        work = await self.work()
+        if head.attempt and head.host == work.host:
+            piece = await asyncio.to_thread(work.attempts.log, head.id, head.attempt, stream, offset, limit)
+            if piece is not None:
+                return piece
         return tail_piece(head, stream, offset, limit)
 
     async def ensure_worker(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
 from collections.abc import Iterable
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 
 MAX_TAIL: Final = 1024 * 1024
 MAX_LOG_PIECE: Final = 1024 * 1024
-FOLLOW_S: Final = 0.1
 CANCEL_S: Final = 2.0
 """How long a cancel waits to tell the state it led to; the work ends whether anybody waits or not."""
 
@@ -190,6 +188,7 @@ class TaskSnapshot(Output):
         query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
         command: Program and arguments; text was run by `/bin/sh -c`. What looks like a secret in them is masked.
         repeat_of: The task it does again.
+        logs_elsewhere: The host that has its output, when it is not the one that answers; as `elsewhere` of `skills.task_logs`.
     """
 
     task_id: str | None
@@ -228,6 +227,7 @@ class TaskSnapshot(Output):
     exposed_endpoints_active: bool
     attempt: int
     host: str | None
+    logs_elsewhere: str | None = None
     engine: str
     watch_timeout: bool = False
     query: QueryOutput | None = None
@@ -290,6 +290,8 @@ class LogsOutput(Output):
         data: The bytes, in `encoding`.
         truncated: Whether bytes between the asked offset and this piece are not kept any more.
         ended: Whether the task is over and this piece reaches the end.
+        elsewhere: The host that has the log, when it is not the one that answers: while the task runs nothing of it can be
+            read here, and its end only when it is over.
     """
 
     task_id: str
@@ -302,6 +304,7 @@ class LogsOutput(Output):
     encoding: Literal["text", "base64"]
     ended: bool
     status: TaskStatus
+    elsewhere: str | None = None
 
 
 class WatchEvent(Output):
@@ -427,6 +430,7 @@ async def _task(work: WorkService, head: TaskHead, tail_bytes: int, **facts: Any
         "task_id": head.id,
         "workdir": workdir_of(head.spec.command.cwd),
         "command": masked_words(head.spec.command.argv),
+        "logs_elsewhere": await work.elsewhere(head),
         "startup_ready": None if head.mode == "batch" else head.ready_at is not None,
         "cancel_requested": head.cancel_at is not None,
         "exposed_endpoints": endpoints_of(head),
@@ -520,17 +524,18 @@ async def _canceled(work: WorkService, kind: type[Head], item: str, reason: str,
 async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Context) -> LogsOutput:
     """Read a piece of a task's output by offset."""
     end = time.monotonic() + (arguments.timeout_sec if arguments.follow else 0.0)
+    head = await work.task(context.identity, arguments.task_id)
     while True:
-        head = await work.task(context.identity, arguments.task_id)
         piece = await _piece(work, arguments, head)
-        if not arguments.follow or piece.next_offset > piece.offset or piece.ended or time.monotonic() >= end:
+        remaining_s = end - time.monotonic()
+        if not arguments.follow or piece.next_offset > piece.offset or piece.ended or remaining_s <= 0:
             return piece
-        await asyncio.sleep(FOLLOW_S)
+        head = await work.news(head, arguments.stream, piece.total, remaining_s)
 
 
 async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) -> LogsOutput:
     """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
-    piece = await work.client.logs(head.scope, head.id, arguments.stream, arguments.offset, arguments.limit)
+    piece = await work.client.piece(head, arguments.stream, arguments.offset, arguments.limit)
     over = head.terminal
     offset, data = piece.offset, piece.data
     if arguments.encoding == "base64":
@@ -546,7 +551,8 @@ async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) ->
         encoded, offset, data = text.text, offset + text.skipped, data[text.skipped : len(data) - incomplete]
     following = offset + len(data)
     ended = over and following >= piece.total
-    return LogsOutput.of(arguments, piece, head, offset=offset, next_offset=following, data=encoded, ended=ended)
+    facts = {"offset": offset, "next_offset": following, "data": encoded, "ended": ended}
+    return LogsOutput.of(arguments, piece, head, **facts, elsewhere=await work.elsewhere(head))
 
 
 class ArtifactInput(Arguments):

@@ -47,8 +47,14 @@ LONGEST = 8192
 async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_over: bool) -> bool:
     """Write a task's output until it is over, or as it is now; whether bytes were missing: only the last are kept."""
     lost, query = False, {"task_id": task_id, "stream": stream, "limit": PIECE, "encoding": "base64", "offset": 0}
+    host = None
     while True:
         piece = await ask("skills.task_logs", {**query, "follow": until_over})
+        if piece.elsewhere not in {host, None}:
+            host = piece.elsewhere
+            console(stderr=True).print(
+                f"the log lies on host {line(host)}: its end is told here once the task is over", style="yellow"
+            )
         lost = lost or piece.truncated
         write(base64.b64decode(piece.data))
         query["offset"] = piece.next_offset

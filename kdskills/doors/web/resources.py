@@ -368,7 +368,7 @@ async def _artifact(call: Call, item: Item) -> Response:
         record = await keeper.find(scope_of(call.identity), item)
         etag = f'"{record.sha256}"'
         name = PurePosixPath(record.path).name or item
-        own = {
+        answer_headers = {
             **UNSEEN,
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(name, safe='')}",
             "Accept-Ranges": "bytes",
@@ -376,21 +376,23 @@ async def _artifact(call: Call, item: Item) -> Response:
             "Cache-Control": "private, no-cache",
         }
         if not _tags(headers.get("if-none-match", "")).isdisjoint({etag, "*"}):
-            return Response(status_code=304, headers=own)
+            return Response(status_code=304, headers=answer_headers)
         begin, end, status = 0, record.size, 200
         span = byte_range(headers.get("range", ""), record.size)
         if span is not None and headers.get("if-range", etag) == etag:
             begin, end = span
             status = 206 if begin < end else 416
-            own["Content-Range"] = f"bytes {begin}-{end - 1}/{record.size}" if begin < end else f"bytes */{record.size}"
+            answer_headers["Content-Range"] = (
+                f"bytes {begin}-{end - 1}/{record.size}" if begin < end else f"bytes */{record.size}"
+            )
         if status == 416:
             error = BadRequest(f"the artifact has {record.size} bytes", code="range_not_satisfiable", size=record.size)
             response = response_of(error, call.request)
-            response.headers["Content-Range"] = own["Content-Range"]
+            response.headers["Content-Range"] = answer_headers["Content-Range"]
             return response
-        own["Content-Length"] = str(end - begin)
+        answer_headers["Content-Length"] = str(end - begin)
         if call.request.method == "HEAD":
-            return Response(status_code=status, headers=own, media_type=record.mime)
+            return Response(status_code=status, headers=answer_headers, media_type=record.mime)
         store = keeper.store
         whole = status == 200
         source = (
@@ -399,7 +401,7 @@ async def _artifact(call: Call, item: Item) -> Response:
             else store.pieces(record.project, record.sha256, begin, end)
         )
         first = await anext(source, b"")  # a file that is missing is told before the answer has begun
-    return StreamingResponse(_later(first, source), status, headers=own, media_type=record.mime)
+    return StreamingResponse(_later(first, source), status, headers=answer_headers, media_type=record.mime)
 
 
 def byte_range(header: str, size: int) -> tuple[int, int] | None:

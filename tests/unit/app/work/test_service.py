@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import json
+import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -14,7 +17,8 @@ from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity, TokenLimits
 from kdskills.app.operations import Context
 from kdskills.app.work import TooMuchWork, scope_of
-from kdskills.errors import Conflict
+from kdskills.errors import Conflict, NotFound
+from kdskills.jobs.attempts import AttemptOrder
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, Inline, JobHead, JobSpec, Placement, StepSpec, TaskHead, TaskSpec
 
@@ -206,3 +210,129 @@ async def test_artifacts_have_one_store(host: Host) -> None:
     """Calls at one time share what keeps artifacts; none leaves a second one open."""
     keepers = await asyncio.gather(*(host.work.keeper() for _ in range(10)))
     assert len({id(keeper) for keeper in keepers}) == 1
+
+
+def printed(work, item: str, data: bytes) -> None:
+    """Let a task run here, with output."""
+    head = work.database.ask(lambda link: work.records.head(link, TaskHead, item))
+    folder = work.state_dir / "runs" / item / "1"
+    folder.mkdir(parents=True, mode=0o700)
+    order = AttemptOrder(task_id=item, attempt=1, spec=head.spec)
+    (folder / "order.json").write_text(json.dumps(order.to_json()))
+    (folder / "exit.json").write_text("{}")
+    (folder / "stdout.log").write_bytes(data)
+    set_columns(work, item, status="running", attempt=1, host=work.host)
+
+
+def set_columns(work, item: str, **values: object) -> None:
+    """Change a task's row."""
+    table = work.tables.tasks
+    work.database.change(lambda link: link.execute(table.update().where(table.c.id == item).values(values)))
+
+
+async def until_waiting(host: Host, item: str, count: int) -> None:
+    """Return once so many wait for more of a task's output."""
+    for _ in range(6000):
+        follow = host.work.follows.get(item)
+        if follow is not None and follow.waiting == count:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("nobody waits")
+
+
+@pytest.fixture
+async def followed(make_host):
+    """A Host without a worker, its opened work, and a task that runs here and has printed `up`."""
+    host = make_host()
+    settings = host.settings
+    host.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+    item = (await host.call("skills.run_cmd_async", skill_name="lone", command="true")).task_id
+    work = await host.work.client.work()
+    printed(work, item, b"up\n")
+    yield host, work, item
+    await host.work.aclose()
+    await host.storage.aclose()
+
+
+async def test_many_followers_of_one_log_are_one_look(followed) -> None:
+    """However many follow, one looks for all; each gets the bytes after its own offset, and nothing goes on afterwards."""
+    host, work, item = followed
+    reads = []
+    read = host.work.client.head
+
+    async def counted(*words, **more):
+        reads.append(words)
+        return await read(*words, **more)
+
+    host.work.client.head = counted
+    ask = partial(host.call, "skills.task_logs", task_id=item, follow=True, timeout_sec=60)
+    waiting = [asyncio.ensure_future(ask(offset=3)) for _ in range(40)]
+    await until_waiting(host, item, 40)
+    before = len(reads)
+    assert (await ask(offset=1)).data == "p\n"
+    with (work.state_dir / "runs" / item / "1" / "stdout.log").open("ab") as log:
+        log.write(b"more\n")
+    assert {(await each).data for each in waiting} == {"more\n"}
+    assert len(reads) - before < 20
+    assert host.work.follows == {}
+
+
+async def test_a_follower_hears_of_the_end_and_of_its_patience(followed) -> None:
+    """One that waits is answered when the task is over, at its timeout with nothing new, and may be cancelled."""
+    host, work, item = followed
+    ask = partial(host.call, "skills.task_logs", task_id=item, follow=True, offset=3)
+    piece = await ask(timeout_sec=0.2)
+    assert (piece.data, piece.ended, piece.next_offset) == ("", False, 3)
+    gone = asyncio.ensure_future(ask(timeout_sec=60))
+    waiting = asyncio.ensure_future(ask(timeout_sec=60))
+    await until_waiting(host, item, 2)
+    gone.cancel()
+    set_columns(work, item, status="failed", finished_at=1)
+    piece = await waiting
+    assert (piece.data, piece.ended, piece.status) == ("", True, "failed")
+    assert host.work.follows == {}
+
+
+async def test_a_follower_hears_of_a_task_that_is_forgotten(followed) -> None:
+    """When there is no such task any more, whoever follows is told so, and does not wait."""
+    host, work, item = followed
+    waiting = asyncio.ensure_future(host.call("skills.task_logs", task_id=item, follow=True, offset=3, timeout_sec=60))
+    await until_waiting(host, item, 1)
+    work.database.change(lambda link: link.execute(work.tables.tasks.delete()))
+    with pytest.raises(NotFound):
+        await waiting
+    assert host.work.follows == {}
+
+
+async def test_a_log_of_another_host_is_elsewhere(followed) -> None:
+    """While the task runs the answer names the host instead of seeming empty; once it is over its end is here, and says so."""
+    host, work, item = followed
+    ask = partial(host.call, "skills.task_logs", task_id=item)
+    assert (await ask()).elsewhere is None
+    set_columns(work, item, host="far")
+    piece = await ask()
+    assert (piece.elsewhere, piece.data, piece.ended) == ("far", "", False)
+    assert (await host.call("skills.task_status", task_id=item)).logs_elsewhere == "far"
+    set_columns(work, item, status="succeeded", stdout_tail=b"the end\n", stdout_total=100_000)
+    piece = await ask(offset=-4)
+    assert (piece.elsewhere, piece.data, piece.total, piece.ended) == ("far", "end\n", 100_000, True)
+    assert (await ask()).truncated is True
+
+
+async def test_a_large_log_is_read_by_pieces_from_both_ends(followed) -> None:
+    """What is kept of 300 MB is read where it is asked for, without reading the rest of it."""
+    host, work, item = followed
+    path = work.state_dir / "runs" / item / "1" / "stdout.log"
+    with path.open("r+b") as log:
+        log.truncate(300_000_000)
+        log.seek(0, 2)
+        log.write(b"last\n")
+    total = 300_000_005
+    ask = partial(host.call, "skills.task_logs", task_id=item, limit=1024)
+    assert (await ask(offset=-5)).data == "last\n"
+    first = await ask(offset=0)
+    assert (first.truncated, first.total, first.next_offset - first.offset) == (True, total, 1024)
+    assert total - first.offset >= 64 * 1024 * 1024
+    assert (await ask(offset=total - 100)).next_offset == total
+    shutil.rmtree(path.parent)
+    assert (await ask(offset=0)).total == 0  # its folder is gone, and the row keeps nothing yet
