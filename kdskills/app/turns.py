@@ -21,11 +21,11 @@ import shutil
 import stat
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Literal
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -176,6 +176,11 @@ class TurnArchive:
             except OSError:
                 return True
             return False
+
+    def opened_file(self, project: str, turn_id: str, path: str) -> AbstractContextManager[BinaryIO]:
+        """Open a file that a turn made, never through a link. Raises FileRefused."""
+        check_project(project)
+        return open_file(self.top / project / f"{TURN_PREFIX}{turn_id}", path)
 
     def read(self, project: str, turn_id: str) -> Transcript:
         """Read the transcript of a turn. Raises NotFound, and BadRequest for what is no transcript."""

@@ -167,6 +167,13 @@ _ROWS: Final = (
     ),
     _turn("turns.list", "List turns that were kept, the newest first.", "turn_archive:list_turns", reads=True),
     _turn("turns.get", "Show a turn that was kept, with the prompt of each step.", "turn_archive:get_turn", reads=True),
+    _turn(
+        "turns.file",
+        "Give a piece of a file that a turn made.",
+        "turn_archive:read_turn_file",
+        errors=("path_not_found", "not_found", "project_invalid", "transcript_invalid"),
+        reads=True,
+    ),
     _turn("turns.compare", "Tell what is not alike in two turns.", "turn_archive:compare_turns", reads=True),
     _turn(
         "turns.start",

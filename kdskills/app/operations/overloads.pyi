@@ -26,10 +26,12 @@ from kdskills.app.operations.conversation import (
 )
 from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutput
 from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
+from kdskills.app.operations.eval_results import EvalIterationOutput, EvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
 from kdskills.app.operations.fleet import DrainOutput, FleetOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
+from kdskills.app.operations.project_versions import DiffOutput, InspectOutput
 from kdskills.app.operations.projects import (
     DeletedOut,
     PieceOut,
@@ -173,6 +175,14 @@ class OperationCalls:
         emit: Emit | None = None,
         **arguments: Any,
     ) -> EvalOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.list"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvalsOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["evals.get"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvalIterationOutput: ...
     @overload
     async def call(
         self, operation: Literal["evals.start"], *, emit: Emit | None = None, **arguments: Any
@@ -323,6 +333,14 @@ class OperationCalls:
     ) -> PieceOut: ...
     @overload
     async def call(
+        self, operation: Literal["project_skills.diff"], *, emit: Emit | None = None, **arguments: Any
+    ) -> DiffOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["project_skills.inspect"], *, emit: Emit | None = None, **arguments: Any
+    ) -> InspectOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["audit_log.list"], *, emit: Emit | None = None, **arguments: Any
     ) -> AuditLogOut: ...
     @overload
@@ -468,6 +486,10 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["evals.judge", "evals.report", "evals.run"], **arguments: Any) -> EvalOutput: ...
     @overload
+    def run(self, operation: Literal["evals.list"], **arguments: Any) -> EvalsOutput: ...
+    @overload
+    def run(self, operation: Literal["evals.get"], **arguments: Any) -> EvalIterationOutput: ...
+    @overload
     def run(self, operation: Literal["evals.start"], **arguments: Any) -> StartedEvalsOutput: ...
     @overload
     def run(self, operation: Literal["evals.status"], **arguments: Any) -> EvalStatusOutput: ...
@@ -547,6 +569,10 @@ class OperationCalls:
     def run(
         self, operation: Literal["project_skills.archive", "project_skills.file"], **arguments: Any
     ) -> PieceOut: ...
+    @overload
+    def run(self, operation: Literal["project_skills.diff"], **arguments: Any) -> DiffOutput: ...
+    @overload
+    def run(self, operation: Literal["project_skills.inspect"], **arguments: Any) -> InspectOutput: ...
     @overload
     def run(self, operation: Literal["audit_log.list"], **arguments: Any) -> AuditLogOut: ...
     @overload

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -13,7 +15,7 @@ from pydantic import Field, StringConstraints
 from kdskills.app.operations.models import Output, PageInput, PageOutput, ProjectInput, decode_cursor, encode_cursor
 from kdskills.app.operations.turns import ShowTurnOutput, turn_facts
 from kdskills.app.turns import TurnRow, TurnState
-from kdskills.errors import NotFound
+from kdskills.errors import FileRefused, NotFound
 from kdskills.solver.events import (
     AgentEvent,
     DiagnosticRaised,
@@ -59,6 +61,26 @@ class TurnInput(ProjectInput):
     """Which turn."""
 
     turn_id: TurnId
+
+
+class TurnFileInput(TurnInput):
+    """Which piece of which file."""
+
+    path: str = Field(min_length=1, max_length=4096, description="Path of the file, as the turn's result lists it.")
+    offset: int = Field(0, ge=0, description="Byte to begin at.")
+    limit: int = Field(256 * 1024, ge=1, le=1024 * 1024, description="Bytes at most.")
+
+
+class TurnFileOut(Output):
+    """A piece of a file of `size` bytes, in base64; `next_offset` is null at the end."""
+
+    turn_id: str
+    path: str
+    size: int
+    media_type: str
+    offset: int
+    next_offset: int | None = None
+    data_base64: str
 
 
 class TurnPairInput(TurnInput):
@@ -222,6 +244,33 @@ def steps_of(read: Transcript) -> tuple[TurnStepOut, ...]:
         if step.index in steps:
             steps[step.index]["duration_ms"] = step.duration_ms
     return tuple(TurnStepOut(**facts) for _, facts in sorted(steps.items()))
+
+
+def read_turn_file(turns: TurnArchive, arguments: TurnFileInput, context: Context) -> TurnFileOut:
+    """Give a piece of a file that a turn made; files that its result does not list do not exist. Raises NotFound."""
+    row, read = _read(turns, arguments, context)
+    listed = () if read.result is None else read.result.files
+    file = next((file for file in listed if file.path == arguments.path), None)
+    missing = NotFound("the turn made no such file, or it is gone", code="path_not_found", path=arguments.path[:200])
+    if file is None:
+        raise missing
+    try:
+        with turns.opened_file(arguments.project_of(context), row.turn_id, file.path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            stream.seek(arguments.offset)
+            piece = stream.read(arguments.limit)
+    except FileRefused:
+        raise missing from None
+    after = arguments.offset + len(piece)
+    return TurnFileOut(
+        turn_id=row.turn_id,
+        path=file.path,
+        size=size,
+        media_type=file.media_type,
+        offset=arguments.offset,
+        next_offset=after if after < size and piece else None,
+        data_base64=base64.b64encode(piece).decode("ascii"),
+    )
 
 
 def compare_turns(turns: TurnArchive, arguments: TurnPairInput, context: Context) -> TurnPairOutput:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
+from urllib.parse import quote
 
 import jinja2
 from fastapi import Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
@@ -25,6 +27,8 @@ from kdskills.doors.ui.sessions import ConsoleSession
 from kdskills.errors import BadRequest, CallRefused
 
 HOME: Final = "/ui/"
+PIECE: Final = 512 * 1024
+"""Bytes of a file that are read at a time."""
 
 Answer = Callable[["ConsoleCall"], Awaitable[Response]]
 
@@ -165,3 +169,24 @@ def form_text(form: FormData, name: str) -> str:
     """Return a text of a form; empty where it has none of that name."""
     value = form.get(name)
     return value if isinstance(value, str) else ""
+
+
+async def download(call: ConsoleCall, operation: str, **words: str) -> Response:
+    """Answer with a file that an operation gives in pieces, as bytes to keep: nothing of it is shown as a page."""
+    first = await call.ask(operation, **words, offset=0, limit=PIECE)
+
+    async def pieces() -> AsyncIterator[bytes]:
+        piece = first
+        while True:
+            yield base64.b64decode(piece.data_base64)
+            if not piece.data_base64 or piece.next_offset is None or piece.next_offset >= piece.size:
+                return
+            piece = await call.ask(operation, **words, offset=piece.next_offset, limit=PIECE)
+
+    name = quote(PurePosixPath(first.path).name, safe="")
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
+        "Content-Length": str(first.size),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+    }
+    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -95,9 +95,12 @@ def graph(
     return GraphDrawing(width, height, nodes, tuple(paths), label)
 
 
-def import_graph(full_id: str, edges: Mapping[str, Sequence[str]]) -> GraphDrawing:
-    """Return the drawing of what a skill brings along."""
-    names = {*edges, *(following for nodes in edges.values() for following in nodes)}
-    hrefs = {name: f"/ui/skills/{quote(name, safe='')}" for name in names}
-    words = ", ".join(f"{start} imports {' and '.join(nodes)}" for start, nodes in edges.items() if nodes)
+def import_graph(full_id: str, pairs: Iterable[tuple[str, str]]) -> GraphDrawing:
+    """Return the drawing of what a skill brings along: *pairs* are importer and imported."""
+    edges: dict[str, list[str]] = {full_id: []}
+    for importer, imported in pairs:
+        edges.setdefault(importer, []).append(imported)
+        edges.setdefault(imported, [])
+    hrefs = {name: f"/ui/skills/{quote(name, safe='')}" for name in edges}
+    words = "; ".join(f"{start} imports {' and '.join(nodes)}" for start, nodes in edges.items() if nodes)
     return graph(edges, words or f"{full_id} imports nothing", hrefs=hrefs, kinds={full_id: "here"})

@@ -54,7 +54,7 @@ async def version(call: ConsoleCall) -> Response:
     report = await call.ask("project_skills.inspect", skill=name, version=version_hash)
     difference = None
     if state.active is not None and state.active != version_hash:
-        difference = await call.ask("project_skills.diff", skill=name, before=state.active, after=version_hash)
+        difference = await call.ask("project_skills.diff", skill=name, base=state.active, version=version_hash)
     title = f"{name} {version_hash[:16]}"
     values = {"state": state, "report": report, "difference": difference, "version_hash": version_hash}
     return call.page("version.html.j2", title, **values)

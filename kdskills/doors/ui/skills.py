@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute
@@ -57,15 +55,19 @@ async def skill(call: ConsoleCall) -> Response:
         refusal = error
     tab = call.query.get("tab", "text")
     values: dict[str, Any] = {"row": row, "columns": columns, "consumer": consumer, "facts": facts, "refusal": refusal}
-    values |= {"tab": tab, "graph": None, "files": None, "findings": None, "versions": None}
-    if tab == "imports" and facts is not None:
-        values["graph"] = import_graph(full_id, await _edges(call, facts))
+    values |= {
+        "tab": tab,
+        "graph": None,
+        "files": None,
+        "findings": None,
+    }
+    if tab in {"imports", "findings", "facts", "scripts"} and facts is not None:
+        values["findings"] = await call.ask("skills.findings", ref=full_id, consumer=consumer, **EVERYTHING)
+        values["graph"] = import_graph(full_id, [(edge.importer, edge.imported) for edge in values["findings"].edges])
     elif tab == "files":
         values["files"] = await call.ask(
             "skills.files", ref=full_id, **EVERYTHING, limit=FILES, offset=call.number("offset")
         )
-    elif tab == "findings":
-        values["findings"] = await call.ask("skills.findings", ref=full_id)
     return call.page("skill.html.j2", full_id, **values)
 
 
@@ -81,28 +83,6 @@ async def _standing(call: ConsoleCall, ref: str) -> tuple[Any, Any]:
         if row.full_id == ref:
             return row, answer.consumers
     raise NotFound(f"there is no skill {ref!r} here any more, or this consumer may not see it", ref=ref)
-
-
-async def _edges(call: ConsoleCall, facts: Any) -> dict[str, tuple[str, ...]]:
-    """Return what each skill of the closure imports, of those that can be shown, by full ids."""
-    edges = {facts.full_id: _full_ids(facts, facts.closure)}
-
-    async def imports(full_id: str) -> None:
-        try:
-            member = await call.ask("skills.show", ref=full_id, **EVERYTHING)
-        except KdskillsError:
-            edges[full_id] = ()
-        else:
-            edges[full_id] = _full_ids(member, facts.closure)
-
-    await asyncio.gather(*(imports(each) for each in facts.closure[:40] if each != facts.full_id))
-    return edges
-
-
-def _full_ids(facts: Any, closure: Sequence[str]) -> tuple[str, ...]:
-    """Return the full ids of what a skill imports, which may be written as bare ids of its own namespace."""
-    own = facts.full_id.rpartition(".")[0]
-    return tuple(each if each in closure else f"{own}.{each}" for each in facts.imports)
 
 
 async def why(call: ConsoleCall) -> Response:

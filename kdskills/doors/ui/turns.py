@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, form_text
+from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, download, form_text
 from kdskills.errors import BadRequest, KdskillsError
 
 if TYPE_CHECKING:
@@ -118,6 +118,12 @@ async def stop(call: ConsoleCall) -> Response:
     return call.redirect(f"/ui/turns/{quote(turn_id, safe='')}", words)
 
 
+async def file(call: ConsoleCall) -> Response:
+    """Give a file that a turn made, as bytes to keep."""
+    words = {"turn_id": call.segment("turn"), "path": call.request.path_params["path"]}
+    return await download(call, "turns.file", **words)
+
+
 async def compare(call: ConsoleCall) -> Response:
     """Show what is not alike in two turns."""
     first, second = call.query.get("first", ""), call.query.get("second", "")
@@ -134,5 +140,6 @@ ROUTES = (
     ConsoleRoute("/turns", turns),
     ConsoleRoute("/turns/compare", compare),
     ConsoleRoute("/turns/{turn}", turn),
+    ConsoleRoute("/turns/{turn}/files/{path:path}", file),
     ConsoleRoute("/turns/{turn}/stop", stop, "POST"),
 )

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import AsyncIterator
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from fastapi.responses import StreamingResponse
-
-from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, form_text
+from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, download, form_text
 from kdskills.doors.ui.drawing import graph
 from kdskills.errors import BadRequest, KdskillsError, NotFound
 
@@ -20,7 +15,6 @@ if TYPE_CHECKING:
 ROWS: Final = 50
 LOG_PIECE: Final = 64 * 1024
 """Bytes of a log that a page shows at first, from its end, and that it asks for at a time."""
-DOWNLOAD_PIECE: Final = 512 * 1024
 OVER: Final = frozenset({"succeeded", "failed", "canceled"})
 STEP_KINDS: Final = {"succeeded": "good", "failed": "bad", "running": "here", "starting": "here"}
 
@@ -134,27 +128,8 @@ async def again(call: ConsoleCall) -> Response:
 
 
 async def artifact(call: ConsoleCall) -> Response:
-    """Give a file that work left, as bytes to keep: nothing of it is shown as a page."""
-    artifact_id = call.segment("artifact")
-    first = await call.ask("artifacts.get", artifact_id=artifact_id, offset=0, limit=DOWNLOAD_PIECE)
-
-    async def pieces() -> AsyncIterator[bytes]:
-        piece = first
-        while True:
-            yield base64.b64decode(piece.data_base64)
-            if piece.next_offset >= piece.size or not piece.data_base64:
-                return
-            piece = await call.ask(
-                "artifacts.get", artifact_id=artifact_id, offset=piece.next_offset, limit=DOWNLOAD_PIECE
-            )
-
-    name = quote(PurePosixPath(first.path).name, safe="")
-    headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
-        "Content-Length": str(first.size),
-        "Content-Security-Policy": "default-src 'none'; sandbox",
-    }
-    return StreamingResponse(pieces(), media_type="application/octet-stream", headers=headers)
+    """Give a file that work left, as bytes to keep."""
+    return await download(call, "artifacts.get", artifact_id=call.segment("artifact"))
 
 
 async def fleet(call: ConsoleCall) -> Response:
