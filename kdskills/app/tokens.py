@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import re
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
 
 from kdskills.app.identity import LOCAL, SCOPES, Identity, Scope, TokenLimits, wider
-from kdskills.errors import BadRequest, CallRefused, NotFound
+from kdskills.errors import BadRequest, CallRefused, Conflict, NotFound
 from kdskills.projects.records import Author, ProjectRows
 from kdskills.projects.views import check_project
-from kdskills.storage.database import Database, micros, moment_of, utc_now, word_type
+from kdskills.storage.database import Database, DatabaseUnavailable, micros, moment_of, utc_now, word_type
 
 TOKENS: Final = sa.Table(
     "kd_tokens",
@@ -39,6 +40,7 @@ TOKENS: Final = sa.Table(
     sa.Column("revoked_at", sa.BigInteger),
     sa.Column("person", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("tools", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("last_used_at", sa.BigInteger),
 )
 _BY_ID: Final = TOKENS.select().where(TOKENS.c.id == sa.bindparam("token_id"))  # asked by every request
 
@@ -46,11 +48,17 @@ TOKEN: Final = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 AGENT: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NOBODY: Final = hashlib.sha256(b"").hexdigest()
 """Compared with when no token has the id, so that an unknown id takes as long as a wrong secret."""
+USE_TOLD: Final = timedelta(minutes=1)
+"""How often at most a token's row says when it was used: requests are many, and each write keeps others waiting."""
+_LOG = logging.getLogger("kdskills.service")
 
 
 @dataclass(frozen=True, slots=True)
 class IssuedToken:
-    """What is known of a token; the secret is not. `id` is public, for audit rows, limits and revoking."""
+    """What is known of a token; the secret is not. `id` is public, for audit rows, limits and revoking.
+
+    It was `last_used_at` then, or within a minute after; None for never.
+    """
 
     id: str
     label: str
@@ -58,6 +66,7 @@ class IssuedToken:
     created_at: datetime
     created_by: str
     revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
 
     def valid(self, now: datetime) -> bool:
         """Whether the token opens anything at *now*."""
@@ -71,6 +80,7 @@ class Tokens:
 
     database: Database
     clock: Callable[[], datetime] = utc_now
+    _uses: dict[str, datetime] = field(default_factory=dict)
 
     async def create(
         self,
@@ -145,13 +155,84 @@ class Tokens:
 
         return await self.database.write(change)
 
+    async def change(
+        self,
+        token_id: str,
+        *,
+        project: str | None = None,
+        label: str | None = None,
+        scopes: Collection[str] | None = None,
+        allowed_tools: Collection[str] | None = None,
+        limits: TokenLimits | None = None,
+        expires_at: datetime | None = None,
+        author: Author,
+    ) -> IssuedToken:
+        """Narrow a token, from the next request on; what is None stays, as does a limit that is.
+
+        Raises NotFound outside *project*; Conflict for a token that is revoked; BadRequest as `create`; CallRefused,
+        `token_wider`, when it would do what it may not do now.
+        """
+        mine = TOKENS.c.id == token_id
+        if project is not None:
+            mine &= TOKENS.c.project == project
+        bounds = {name: most for name, most in asdict(limits or TokenLimits()).items() if most is not None}
+
+        def narrow(link: sa.Connection) -> IssuedToken:
+            row = link.execute(TOKENS.select().where(mine).with_for_update()).first()
+            if row is None:
+                raise NotFound(f"there is no token {token_id!r}", token=token_id)
+            token = _token(row)
+            if token.revoked_at is not None:
+                raise Conflict(f"the token {token_id!r} is revoked, and opens nothing any more", token=token_id)
+            before = token.identity
+            after = replace(
+                before,
+                scopes=before.scopes if scopes is None else cast("frozenset[Scope]", frozenset(scopes)),
+                allowed_tools=before.allowed_tools if allowed_tools is None else frozenset(allowed_tools),
+                limits=replace(before.limits, **bounds),
+                expires_at=before.expires_at if expires_at is None else expires_at,
+            )
+            _check_shape(after)
+            beyond = wider(after, before)
+            if beyond:
+                words = f"a token is never widened, and this one would be in {', '.join(beyond)}: make another"
+                raise CallRefused(words, code="token_wider", fields=list(beyond))
+            narrowed = replace(token, identity=after, label=token.label if label is None else label[:200])
+            values = _facts(narrowed)
+            changed = sorted(name for name, value in values.items() if value != getattr(row, name))
+            if changed:
+                link.execute(TOKENS.update().where(mine).values({name: values[name] for name in changed}))
+                ProjectRows(link, row.project, self.clock()).note(author, "token.change", token_id, changed=changed)
+            return narrowed
+
+        return await self.database.write(narrow)
+
     async def authenticate(self, text: str) -> Identity | None:
         """Return who a caller with this token is; None for a token that is unknown, wrong, expired or revoked."""
         parts = TOKEN.fullmatch(text)
         token_id, secret = parts.groups() if parts else ("", "")
         row = await self._row(token_id)
         fits = hmac.compare_digest(_hash(secret), NOBODY if row is None else row.secret_hash)
-        return self._opens(row) if fits else None
+        identity = self._opens(row) if fits else None
+        if identity is not None:
+            await self._used(token_id, row.last_used_at)
+        return identity
+
+    async def _used(self, token_id: str, last_use: int | None) -> None:
+        """Keep that a token was used now, unless its row says so already; whoever called is let in all the same."""
+        now = self.clock()
+        latest = now - USE_TOLD
+        if (last_use is not None and last_use > micros(latest)) or self._uses.get(token_id, latest) > latest:
+            return
+        self._uses[token_id] = now  # requests that come meanwhile need not tell it, too
+        old = sa.or_(TOKENS.c.last_used_at.is_(None), TOKENS.c.last_used_at <= micros(latest))
+        use = TOKENS.update().where(TOKENS.c.id == token_id, old).values(last_used_at=micros(now))
+        try:
+            await self.database.write(lambda link: link.execute(use))
+        except (
+            DatabaseUnavailable
+        ) as error:  # it was read a moment ago: a full disk must keep nobody out who only reads
+            _LOG.warning("the use of token %s is not kept: %s", token_id, error.message)
 
     async def client(self, token_id: str) -> Identity:
         """Return who a caller with the token of this public id is. Raises NotFound when it opens nothing."""
@@ -173,8 +254,8 @@ class Tokens:
         return token.identity if token is not None and token.valid(self.clock()) else None
 
 
-def _check(identity: Identity, maker: Identity) -> None:
-    """Refuse what no token can have, and one that may do what its maker may not. Raises as `Tokens.create`."""
+def _check_shape(identity: Identity) -> None:
+    """Refuse what no token can have. Raises as `Tokens.create`."""
     check_project(identity.project)
     if not AGENT.fullmatch(identity.agent):
         raise BadRequest(f"{identity.agent!r} is no agent: letters, digits and ._:-, at most 128", code="agent_invalid")
@@ -184,6 +265,11 @@ def _check(identity: Identity, maker: Identity) -> None:
         raise BadRequest(message, code="scope_unknown", unknown=unknown)
     if any(most is not None and most < 1 for most in asdict(identity.limits).values()):
         raise BadRequest("a limit of a token is at least 1")
+
+
+def _check(identity: Identity, maker: Identity) -> None:
+    """Refuse what no token can have, and one that may do what its maker may not. Raises as `Tokens.create`."""
+    _check_shape(identity)
     beyond = wider(identity, maker)
     if "allowed_tools" in beyond:
         allowed = identity.allowed_tools
@@ -201,19 +287,21 @@ def _hash(secret: str) -> str:
 
 
 def _row(token: IssuedToken, secret: str) -> dict[str, Any]:
+    created = {"created_at": micros(token.created_at), "created_by": token.created_by}
+    return {"id": token.id, "secret_hash": _hash(secret), **_facts(token), **created}
+
+
+def _facts(token: IssuedToken) -> dict[str, Any]:
+    """Return the columns that say what a token may do."""
     identity = token.identity
     allowed, expires_at = identity.allowed_tools, identity.expires_at
     return {
-        "id": token.id,
-        "secret_hash": _hash(secret),
         "label": token.label,
         "project": identity.project,
         "agent": identity.agent,
         "scopes": json.dumps(sorted(identity.scopes)),
         "allowed_tools": None if allowed is None else json.dumps(sorted(allowed)),
         **asdict(identity.limits),
-        "created_at": micros(token.created_at),
-        "created_by": token.created_by,
         "expires_at": None if expires_at is None else micros(expires_at),
         "person": identity.person,
         "tools": json.dumps(sorted(identity.tools or ())),
@@ -233,4 +321,5 @@ def _token(row: Any) -> IssuedToken:
         expires_at=None if row.expires_at is None else moment_of(row.expires_at),
     )
     revoked_at = None if row.revoked_at is None else moment_of(row.revoked_at)
-    return IssuedToken(row.id, row.label, identity, moment_of(row.created_at), row.created_by, revoked_at)
+    last_used_at = None if row.last_used_at is None else moment_of(row.last_used_at)
+    return IssuedToken(row.id, row.label, identity, moment_of(row.created_at), row.created_by, revoked_at, last_used_at)

@@ -49,8 +49,8 @@ def audit_rows(link: sa.Connection, query: AuditQuery) -> list[dict[str, Any]]:
     if query.subject is not None:
         statement = statement.where(column.subject == query.subject)
     if query.skill is not None:
-        named = (column.subject == query.skill) & column.skill.is_not(None)
-        statement = statement.where(sa.or_(column.skill == query.skill, named))
+        same_name = (column.subject == query.skill) & column.skill.is_not(None)
+        statement = statement.where(sa.or_(column.skill == query.skill, same_name))
     if query.since is not None:
         statement = statement.where(column.at >= micros(query.since))
     if query.before is not None:

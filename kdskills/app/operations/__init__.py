@@ -27,6 +27,7 @@ _FILE: Final = (
 )
 _READ: Final = ("not_found", "project_invalid", "database_unavailable")
 _TOKEN: Final = ("agent_invalid", "scope_unknown", "tool_unknown", "tool_not_allowed", "token_wider", *_READ)
+_NARROW: Final = ("scope_unknown", "tool_unknown", "token_wider", "conflict")
 _WORK: Final = ("not_found", "database_unavailable", "missing_extra")
 _START: Final = (
     *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
@@ -351,9 +352,12 @@ _ROWS: Final = (
         reads=True,
         ui_allowed=True,
     ),
-    _operate("tokens.create", "Make a token; its text is shown this once.", "clients:create_token", _TOKEN),
-    _operate("tokens.list", "List tokens.", "clients:list_tokens", _READ, reads=True),
-    _operate("tokens.revoke", "End a token.", "clients:revoke_token", _READ),
+    _operate(
+        "tokens.create", "Make a token; its text is shown this once.", "clients:create_token", _TOKEN, ui_allowed=True
+    ),
+    _operate("tokens.list", "List tokens.", "clients:list_tokens", _READ, reads=True, ui_allowed=True),
+    _operate("tokens.change", "Narrow a token.", "clients:change_token", (*_NARROW, *_READ), ui_allowed=True),
+    _operate("tokens.revoke", "End a token.", "clients:revoke_token", _READ, ui_allowed=True),
     _operate(
         "db.upgrade",
         "Bring the service's tables up to date.",

@@ -309,7 +309,7 @@ class CreateToken(ProjectInput):
 
 
 class TokenOut(Output):
-    """What is known of a token; the secret is not."""
+    """What is known of a token; the secret is not. It was `last_used_at` then or within a minute after; null for never."""
 
     id: str
     label: str
@@ -324,6 +324,7 @@ class TokenOut(Output):
     created_by: str
     expires_at: datetime | None
     revoked_at: datetime | None
+    last_used_at: datetime | None
     person: bool
     tools: tuple[str, ...]
 
@@ -344,6 +345,27 @@ class TokenListInput(PageInput, ProjectInput):
     """Which page of the tokens."""
 
 
+class ChangeToken(ProjectInput):
+    """What of a token is to be less; what is left out stays as it is."""
+
+    id: str = Field(min_length=1, max_length=64, description="The token's public id.")
+    scopes: tuple[str, ...] | None = Field(None, max_length=16, description="Those it keeps.")
+    allowed_tools: tuple[str, ...] | None = Field(None, max_length=256, description="Operations it may still run.")
+    label: str | None = Field(None, max_length=200, description="What it is for, in words.")
+    expires_in_days: float | None = Field(
+        None, gt=0, le=36500, description="Days from now until it ends by itself; not later than it ends already."
+    )
+    requests_per_minute: int | None = Field(None, ge=1, le=10**9, description="Requests it may make in a minute.")
+    concurrent_work: int | None = Field(None, ge=1, le=10**6, description="Tasks and jobs it may have at one time.")
+    body_bytes: int | None = Field(None, ge=1, le=2**40, description="Bytes a request of it may have.")
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_dump(exclude={"id", "project"}, exclude_none=True):
+            raise ValueError("say what is to change")
+        return self
+
+
 class RevokeToken(ProjectInput):
     """Which token ends."""
 
@@ -360,24 +382,32 @@ def _token_out(model: type[TokenModel], issued: IssuedToken, **facts: str) -> To
     return model.of(issued, identity, identity.limits, scopes=scopes, allowed_tools=allowed, tools=tools, **facts)
 
 
+def _require_known(names: tuple[str, ...] | None, operations: Mapping[str, Operation]) -> None:
+    """Refuse names of no operation: such a token would open less than its maker thinks. Raises BadRequest."""
+    unknown = [name for name in names or () if name not in operations]
+    if unknown:
+        matches = {name: get_close_matches(name, operations, 1) for name in unknown[:5]}
+        words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
+        raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
+
+
+def _end(days: float | None) -> datetime | None:
+    return None if days is None else utc_now() + timedelta(days=days)
+
+
 async def create_token(
     tokens: Tokens, operations: Mapping[str, Operation], arguments: CreateToken, context: Context
 ) -> NewTokenOut:
     """Make a token, and its project if that is not there."""
     project = arguments.project_of(context)
-    unknown = [name for name in arguments.allowed_tools or () if name not in operations]
-    if unknown:  # such a token would open less than its maker thinks
-        matches = {name: get_close_matches(name, operations, 1) for name in unknown[:5]}
-        words = ", ".join(f"{name!r}" + "".join(f" (near: {match})" for match in matches[name]) for name in matches)
-        raise BadRequest(f"there is no operation {words}", code="tool_unknown", unknown=unknown)
-    days = arguments.expires_in_days
+    _require_known(arguments.allowed_tools, operations)
     facts = arguments.model_dump(include={"label", "allowed_tools", "person", "tools"})
     token, text = await tokens.create(
         project,
         arguments.agent,
         arguments.scopes,
         limits=TokenLimits(arguments.requests_per_minute, arguments.concurrent_work, arguments.body_bytes),
-        expires_at=None if days is None else utc_now() + timedelta(days=days),
+        expires_at=_end(arguments.expires_in_days),
         **facts,
         who=context.author,
         maker=context.identity,
@@ -390,6 +420,24 @@ async def list_tokens(tokens: Tokens, arguments: TokenListInput, context: Contex
     rows = await tokens.list(bound_project(arguments, context))
     page, following = page_by_time(rows, arguments, lambda token: (token.created_at, token.id))
     return TokensOut(tokens=tuple(_token_out(TokenOut, token) for token in page), next_cursor=following)
+
+
+async def change_token(
+    tokens: Tokens, operations: Mapping[str, Operation], arguments: ChangeToken, context: Context
+) -> TokenOut:
+    """Narrow a token, end it sooner, or say in other words what it is for; nothing widens one."""
+    _require_known(arguments.allowed_tools, operations)
+    token = await tokens.change(
+        arguments.id,
+        project=bound_project(arguments, context),
+        label=arguments.label,
+        scopes=arguments.scopes,
+        allowed_tools=arguments.allowed_tools,
+        limits=TokenLimits(arguments.requests_per_minute, arguments.concurrent_work, arguments.body_bytes),
+        expires_at=_end(arguments.expires_in_days),
+        author=context.author,
+    )
+    return _token_out(TokenOut, token)
 
 
 async def revoke_token(tokens: Tokens, arguments: RevokeToken, context: Context) -> TokenOut:

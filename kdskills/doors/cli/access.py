@@ -78,14 +78,38 @@ def created_token(answer: Any) -> None:
 )
 def tokens(answer: Any) -> None:
     """List tokens, the latest first."""
-    listing = table("id", "project", "agent", "scopes", "created", "state", "label")
+    listing = table("id", "project", "agent", "scopes", "created", "used", "state", "label")
     for row in answer.tokens:
         state = "revoked" if row.revoked_at else "until " + str(row.expires_at)[:10] if row.expires_at else "good"
-        cells = (row.id, row.project, row.agent, " ".join(row.scopes), str(row.created_at)[:16])
+        used = "never" if row.last_used_at is None else str(row.last_used_at)[:16]
+        cells = (row.id, row.project, row.agent, " ".join(row.scopes), str(row.created_at)[:16], used)
         listing.add_row(*(line(cell) for cell in (*cells, state, row.label)))
     console().print(listing)
     if answer.next_cursor:
         console().print(f"there are more: kdskills token list --cursor {line(answer.next_cursor)}")
+
+
+@Row(
+    token,
+    "change",
+    "tokens.change",
+    positional=("id",),
+    words={
+        "id": Word(metavar="ID"),
+        "scopes": Word("--scope", "-s", help="Scope it keeps; again for more."),
+        "allowed_tools": Word("--tool", "-t", help="Operation it may still run; again for more."),
+        "expires_in_days": Word("--days"),
+    },
+    hidden=("project",),
+)
+def changed_token(answer: Any) -> None:
+    """Narrow a token, from the next request on: less scopes, operations or use, or an end that is sooner."""
+    until = f" until {answer.expires_at:%Y-%m-%d %H:%M}Z" if answer.expires_at else ""
+    tools = (
+        "" if answer.allowed_tools is None else f", of which it may run {', '.join(answer.allowed_tools) or 'nothing'}"
+    )
+    words = f"token {answer.id} has {' '.join(answer.scopes)}{tools}{until}"
+    console().print(line(words), soft_wrap=True)
 
 
 @Row(token, "revoke", "tokens.revoke", positional=("id",), words={"id": Word(metavar="ID")}, hidden=("project",))
