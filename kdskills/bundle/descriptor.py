@@ -47,18 +47,20 @@ def refuse(code: str, key: str, message: str, **facts: Any) -> DescriptorError:
 
 
 def resembling(key: str, known_names: Iterable[str], *, least: float = 0.75) -> str | None:
-    """Return the known name *key* is probably a misspelling of, or None. Case and punctuation do not count."""
+    """Return the known name that *key* is most probably a misspelling of, or None. Case and punctuation do not count."""
     from difflib import SequenceMatcher
 
     folded = _fold(key)
+    nearest, likeness = None, 0.0
     for name in known_names:
         folded_name = _fold(name)
-        beginning = len(folded) >= 5 and folded_name.startswith(folded)
+        alike = least if len(folded) >= 5 and folded_name.startswith(folded) else 0.0
         # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
-        comparable = 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name))
-        if beginning or (comparable and SequenceMatcher(None, folded, folded_name, autojunk=False).ratio() >= least):
-            return name
-    return None
+        if 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name)):
+            alike = max(alike, SequenceMatcher(None, folded, folded_name, autojunk=False).ratio())
+        if alike >= least and alike > likeness:
+            nearest, likeness = name, alike
+    return nearest
 
 
 def _fold(name: str) -> str:

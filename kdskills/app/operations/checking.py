@@ -267,13 +267,15 @@ def _selection(
     codes = [rule.id for rule in code_rules()]
     for code in of_caller.unknown(codes):
         raise BadRequest(" ".join(_no_code(code, codes)), code="check_code_unknown", given=code)
+    unknown = of_bundle.unknown(codes)
+    if bundle is None or not unknown:
+        return selection, []
+    path, lines = descriptor_words(bundle)
     findings: list[Diagnostic] = []
-    if bundle is None:
-        return selection, findings
-    path = next((name for name in DESCRIPTOR_NAMES if os.path.lexists(bundle.root / name)), None)
-    for code in of_bundle.unknown(codes):
+    for code in unknown:
         message, fix = _no_code(code, codes)
-        findings.append(Diagnostic("check_code_unknown", "error", message, path, ref="check", fix=fix))
+        line = lines.after("check", code)
+        findings.append(Diagnostic("check_code_unknown", "error", message, path, line, ref="check", fix=fix))
     return selection, findings
 
 

@@ -93,6 +93,10 @@ EXITS = {
 #: What a terminal could obey or be fooled by, and what stands for bytes that are no text.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+#: What begins a command of GitHub's runner: `::` and a name where a line begins, in an older form `##[` anywhere in it.
+COMMAND = re.compile(r"\A(\s*):(?=:[A-Za-z])")
+OLD_COMMAND = "##["
+
 #: How the states of work look, and which of them are over.
 COLORS = {"succeeded": "green", "failed": "red", "canceled": "yellow", "running": "cyan", "starting": "cyan"}
 OVER = frozenset({"succeeded", "failed", "canceled", "skipped"})
@@ -125,7 +129,7 @@ def print_json(*answers: BaseModel) -> None:
     if len(texts) > 1 or not texts[0].startswith("{\n"):
         fields = {name: value for text in texts for name, value in json.loads(text).items()}
         texts = [json.dumps(fields, indent=2, ensure_ascii=False)]
-    sys.stdout.write(texts[0] + "\n")
+    sys.stdout.write(unheard(texts[0]) + "\n")
 
 
 @contextmanager
@@ -159,7 +163,7 @@ def _end(error: KdskillsError, code: int, *, as_json: bool) -> NoReturn:
     """Tell of an error, and end with *code*; where standard output takes nothing, standard error is told."""
     try:
         if as_json:
-            sys.stdout.write(json_facts(error.to_json()) + "\n")
+            sys.stdout.write(unheard(json_facts(error.to_json())) + "\n")
         sys.stdout.flush()
         printed = as_json
     except OSError:
@@ -194,8 +198,9 @@ def plain(text: str | None) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return *text* disarmed and on one line, so that a file name or message cannot forge further lines."""
-    return disarmed(text).replace("\n", "\\n").replace("\t", "\\t")
+    """Return *text* disarmed and on one line: no file name or message can forge further lines, or a command in a log."""
+    text = disarmed(text).replace("\n", "\\n").replace("\t", "\\t").replace(OLD_COMMAND, "#\\x23[")
+    return COMMAND.sub(r"\1\\x3a", text)
 
 
 def line(text: str | None) -> str:
@@ -235,9 +240,15 @@ def from_here(path: str) -> str:
     return str(Path(path).absolute()) if os.pardir in relative.parts else str(relative)
 
 
+def unheard(document: str) -> str:
+    """Return JSON that says the same, with escapes for what a terminal or a runner of GitHub would obey."""
+    document = CONTROL.sub(lambda match: f"\\u{ord(match.group()):04x}", document)
+    return document.replace(OLD_COMMAND, "#\\u0023[")
+
+
 def print_sarif(log: Mapping[str, Any]) -> None:
     """Print a SARIF log."""
-    sys.stdout.write(json.dumps(as_text(log), indent=2) + "\n")
+    sys.stdout.write(unheard(json.dumps(as_text(log), indent=2)) + "\n")
 
 
 def print_github(rows: Iterable[ReportRow]) -> None:

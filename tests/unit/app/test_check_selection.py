@@ -11,6 +11,7 @@ import pytest
 
 from kdskills.app import Host, Settings
 from kdskills.app.operations.checking import code_rules
+from kdskills.bundle.descriptor import resembling
 from kdskills.errors import BadRequest, DescriptorError, Diagnostic
 from kdskills.errors.reports import BUNDLE_CODES
 from kdskills.hooks import hookimpl
@@ -96,6 +97,34 @@ def test_codes_that_nothing_has_are_errors(host: Host, bundle: Path) -> None:
     answer = host.run("skills.check", path=bundle)
     assert (codes(answer)[0], answer.ok) == ("check_code_unknown", False)
     assert [each.path for each in answer.diagnostics if each.code == "check_code_unknown"] == ["skills_descriptor.json"]
+
+
+def test_the_nearest_code_is_named(host: Host, bundle: Path) -> None:
+    """Of codes that are all alike, the one that was meant is named, for each slip of one letter that is no beginning."""
+    names = [rule.id for rule in code_rules()]
+    slips = [(code[:at] + code[at + 1 :], code) for code in names for at in (len(code) // 2, len(code) - 2)]
+    slips += [(code.upper(), code) for code in names] + [
+        (code.replace("_", "-"), code) for code in names if "_" in code
+    ]
+    slips = [(slip, code) for slip, code in slips if not any(each.startswith(slip) for each in names)]
+    assert [slip for slip, code in slips if resembling(slip, names) != code] == []
+    says(bundle, select=[slip for slip, _ in slips])
+    told = [each for each in host.run("skills.check", path=bundle).diagnostics if each.code == "check_code_unknown"]
+    assert {each.fix for each in told} == {f"Write {code!r}." for _, code in slips}
+
+
+@pytest.mark.parametrize(
+    "code", ["x" * 100, "zzz", "\n::error::", "##[error]", "\x1b[31m\u202e", "*", "name*"], ids=ascii
+)
+def test_a_hostile_code_is_one_plain_sentence(host: Host, bundle: Path, code: str) -> None:
+    """A code like no other is refused with where all codes stand, and told so that it prints as one line."""
+    with pytest.raises(BadRequest) as caught:
+        host.run("skills.check", path=bundle, select=[code])
+    assert (caught.value.code, caught.value.details["given"]) == ("check_code_unknown", code)
+    assert caught.value.message.isprintable()
+    says(bundle, ignore=[code * 1000])
+    (told,) = [each for each in host.run("skills.check", path=bundle).diagnostics if each.code == "check_code_unknown"]
+    assert (told.severity, told.message.isprintable(), len(told.message) < 300) == ("error", True, True)
 
 
 @pytest.mark.parametrize(
