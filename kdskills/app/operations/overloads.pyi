@@ -56,7 +56,7 @@ from kdskills.app.operations.supply import (
     VerifyOutput,
 )
 from kdskills.app.operations.table import Context, Emit
-from kdskills.app.operations.turn_archive import TurnOutput, TurnPairOutput, TurnsOutput
+from kdskills.app.operations.turn_archive import TurnFileOut, TurnOutput, TurnPairOutput, TurnsOutput
 from kdskills.app.operations.turn_runs import StartedTurn, StopTurnOutput, WatchedTurnOut
 from kdskills.app.operations.turns import RunOutput as TurnsRunOutput
 from kdskills.app.operations.turns import ShowTurnOutput
@@ -147,6 +147,10 @@ class OperationCalls:
     async def call(
         self, operation: Literal["turns.get"], *, emit: Emit | None = None, **arguments: Any
     ) -> TurnOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["turns.file"], *, emit: Emit | None = None, **arguments: Any
+    ) -> TurnFileOut: ...
     @overload
     async def call(
         self, operation: Literal["turns.compare"], *, emit: Emit | None = None, **arguments: Any
@@ -473,6 +477,8 @@ class OperationCalls:
     def run(self, operation: Literal["turns.list"], **arguments: Any) -> TurnsOutput: ...
     @overload
     def run(self, operation: Literal["turns.get"], **arguments: Any) -> TurnOutput: ...
+    @overload
+    def run(self, operation: Literal["turns.file"], **arguments: Any) -> TurnFileOut: ...
     @overload
     def run(self, operation: Literal["turns.compare"], **arguments: Any) -> TurnPairOutput: ...
     @overload
