@@ -137,10 +137,10 @@ class TurnFollower:
         events: list[Event] = []
         lines = 0
         while lines < most:
-            place, lines = self._stream.tell(), lines + 1
+            line_start, lines = self._stream.tell(), lines + 1
             line = self._stream.readline()
             if not line.endswith(b"\n"):
-                self._stream.seek(place)
+                self._stream.seek(line_start)
                 return events, running
             event = self._event(line)
             events += [] if event is None else [event]

@@ -83,7 +83,7 @@ LARGE: Final = 64 * 1024
 waits, for the store of artifacts."""
 
 
-GONE: Final = frozenset({"not_found", "version_missing", "root_missing", "root_changed"})
+GONE_CODES: Final = frozenset({"not_found", "version_missing", "root_missing", "root_changed"})
 """Codes of versions of skills that cannot be had any more."""
 
 
@@ -330,7 +330,9 @@ class Watches:
                 if running.about != about:
                     raise Conflict(f"this dedupe_key is of a watch of {running.about}", code="watch_key_taken")
                 return running
-            self._running = {other: each for other, each in self._running.items() if each.listeners} | {key: watch}
+            self._running = {other_key: each for other_key, each in self._running.items() if each.listeners} | {
+                key: watch
+            }
         return watch
 
 
@@ -497,7 +499,7 @@ class WorkService:
             if self.settings.work_database.startswith("sqlite"):
                 mount = SkillMount(mount.id, await asyncio.to_thread(stage_skill, mount, cache_dir()), mount.tree)
         except KdskillsError as error:
-            if error.code not in GONE:
+            if error.code not in GONE_CODES:
                 raise
             raise Conflict(f"{words}: {error.message}", code="version_gone", skill_name=mount.id) from error
         return mount

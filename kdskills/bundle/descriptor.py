@@ -50,10 +50,8 @@ def resembling(key: str, known_names: Iterable[str], *, least: float = 0.75) -> 
     """Return the known name that *key* is most probably a misspelling of, or None. Case and punctuation do not count."""
     from difflib import SequenceMatcher
 
-    folded = _fold(key)
-    nearest, likeness = None, 0.0
-    for name in known_names:
-        folded_name = _fold(name)
+    folded, nearest, likeness = _fold(key), None, 0.0
+    for name, folded_name in ((name, _fold(name)) for name in known_names):
         alike = least if len(folded) >= 5 and folded_name.startswith(folded) else 0.0
         # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
         if 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name)):

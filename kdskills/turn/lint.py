@@ -168,12 +168,12 @@ def _line_files(number: int, line: str, lead: str) -> Iterator[NamedFile]:
 def _paths(number: int, line: str, start: int, text: str, lead: str) -> Iterator[NamedFile]:
     """Yield the paths in *text*, which begins at *start* of a line; *lead* is what introduces its list or code."""
     for match in _PATH.finditer(text):
-        own = match[1] not in {None, "./"}
+        in_folder = match[1] not in {None, "./"}
         first = start + match.start()
         if _is_name(match[2]) and (
-            own or _is_meant(line[max(first - 200, 0) : first], line[start + match.end() :][:90], lead)
+            in_folder or _is_meant(line[max(first - 200, 0) : first], line[start + match.end() :][:90], lead)
         ):
-            yield NamedFile(number, start + match.start(2) + 1, match[2], sure=own)
+            yield NamedFile(number, start + match.start(2) + 1, match[2], sure=in_folder)
 
 
 def _is_meant(before: str, behind: str, lead: str) -> bool:
@@ -419,12 +419,16 @@ class SkillLint:
         known_tools = self.tools or ()
         if tool_id(name) in known_tools or name.startswith(("mcp_", "mcp:", "remote.")):
             return
-        near, ratio = nearest(name, (*known_tools, *PUBLISHED_TOOLS))
+        nearest_name, ratio = nearest(name, (*known_tools, *PUBLISHED_TOOLS))
         mistyped = ratio >= ALIKE
         outcome = " Where tools are given, no agent gets the skill." if required else ""
         message = f"No agent, runtime or bundle known here has the tool {name!r:.100}.{outcome}"
         advice = "Register the tool, or take it out."
-        fix = f"Write {near!r}." if mistyped else advice + (f" The name most like it is {near!r}." if near else "")
+        fix = (
+            f"Write {nearest_name!r}."
+            if mistyped
+            else advice + (f" The name most like it is {nearest_name!r}." if nearest_name else "")
+        )
         yield Diagnostic(
             "tool_not_known", "warning" if mistyped or required else "info", message, path, line, ref=name, fix=fix
         )
@@ -460,9 +464,11 @@ class SkillLint:
 
 def bundle_findings(bundle: Bundle, subsystem: SkillsSubsystem, root: Path) -> Iterator[Diagnostic]:
     """Yield what is wrong with a bundle beyond its skills, whose files lie below *root*."""
-    own = {name: skill for name, skill in subsystem.registry.items() if Path(skill.file or "").is_relative_to(root)}
+    bundle_skills = {
+        name: skill for name, skill in subsystem.registry.items() if Path(skill.file or "").is_relative_to(root)
+    }
     yield from _import_findings(
-        own, KnownSkills(subsystem.registry, dict.fromkeys(subsystem.snapshot.invalid, "")), root
+        bundle_skills, KnownSkills(subsystem.registry, dict.fromkeys(subsystem.snapshot.invalid, "")), root
     )
     yield from _demo_findings(bundle, {*subsystem.registry, *subsystem.snapshot.invalid})
 
@@ -495,36 +501,36 @@ def pointed_at(finding: Diagnostic, bundle: Bundle) -> Diagnostic:
     return replace(finding, path=path, line=line, fix=finding.fix or cures[finding.code])
 
 
-def _import_findings(own: Mapping[str, Skill], known_skills: KnownSkills, root: Path) -> Iterator[Diagnostic]:
+def _import_findings(bundle_skills: Mapping[str, Skill], known_skills: KnownSkills, root: Path) -> Iterator[Diagnostic]:
     """Yield what skills import that is not there, and circles, each at the import."""
     open_skills = {name: replace(skill, include_for=()) for name, skill in known_skills.skills.items() if skill.imports}
     everything = KnownSkills({**known_skills.skills, **open_skills}, known_skills.refused)
-    importing = [open_skills[name] for name in own if name in open_skills]
+    importing = [open_skills[name] for name in bundle_skills if name in open_skills]
     closure = close(everything, Rules(include_internal=True), importing)
 
     def at(importer: str, ref: str) -> tuple[str, int | None]:
-        lint = SkillLint(own[importer], (), None)
-        path = Path(own[importer].file or "").relative_to(root).as_posix()
+        lint = SkillLint(bundle_skills[importer], (), None)
+        path = Path(bundle_skills[importer].file or "").relative_to(root).as_posix()
         return printable_path(path), lint.words.after("imports", ref) or lint.words.after("import", ref)
 
     for refused in closure.skipped:
         importer = refused.details["chain"][-2]
-        if importer in own and refused.code in {"unknown_skill", "invalid_ref"}:
+        if importer in bundle_skills and refused.code in {"unknown_skill", "invalid_ref"}:
             path, line = at(importer, refused.ref)
-            near, ratio = nearest(
+            nearest_name, ratio = nearest(
                 refused.ref, (*everything.skills, *(name.partition(".")[2] for name in everything.skills))
             )
-            fix = f"Write {near!r}." if ratio >= ALIKE else "Add that skill, or take the import out."
+            fix = f"Write {nearest_name!r}." if ratio >= ALIKE else "Add that skill, or take the import out."
             message = f"{importer} imports {refused.ref!r:.100}, which no skill is."
             yield Diagnostic("import_skipped", "warning", message, path, line, ref=importer, fix=fix)
     for importer, message in {
         each.ref or "": each.message for each in closure.diagnostics if each.code == "import_cycle"
     }.items():
-        if importer in own:
-            target, skill = message.rpartition(" -> ")[2], own[importer]
+        if importer in bundle_skills:
+            target, skill = message.rpartition(" -> ")[2], bundle_skills[importer]
             ref = next((ref for ref in skill.imports if dependency_id(everything, skill, ref) == target), target)
             path, line = at(importer, ref)
-            fix = "Take one import of the circle out; what all of them need can be a skill of its own."
+            fix = "Take one import of the circle out; what all of them need can be a skill of its bundle_skills."
             yield Diagnostic(
                 "import_cycle", "warning", message[:1].upper() + message[1:], path, line, ref=importer, fix=fix
             )
@@ -557,8 +563,8 @@ def _demo_findings(bundle: Bundle, known_ids: Collection[str]) -> Iterator[Diagn
         ref = parse_ref(written)
         if ref.kind == "number" or ref.value in known_ids or (ref.kind == "bare" and ref.value in bare_ids):
             continue
-        near, ratio = nearest(ref.value, (*known_ids, *bare_ids))
-        cure = f"Write {near!r}." if ratio >= ALIKE else "Name a skill of this bundle, or record the demo anew."
+        nearest_name, ratio = nearest(ref.value, (*known_ids, *bare_ids))
+        cure = f"Write {nearest_name!r}." if ratio >= ALIKE else "Name a skill of this bundle, or record the demo anew."
         message = f"{name} names {written!r:.100}, which no skill of this bundle is."
         yield Diagnostic("demo_skill_unknown", "warning", message, name, words.after(written), ref=written, fix=cure)
 

@@ -40,7 +40,7 @@ class EvalsInput(Input):
         return EvalWorkspace(workspace_of(Path(root)))
 
 
-class EvalSide(Output):
+class SideFigures(Output):
     """A side of an iteration: how many of its rows passed, with the bounds of the 95 % interval, and what they took."""
 
     name: str
@@ -62,7 +62,7 @@ class EvalIteration(Output):
     judge: str
     started: str
     kdskills: str
-    sides: tuple[EvalSide, ...]
+    sides: tuple[SideFigures, ...]
     total: int
     missing: int
 
@@ -94,9 +94,9 @@ class EvalIterationOutput(EvalIteration):
     page: str = ""
 
 
-def _side(name: str, rows: list[RowResult]) -> EvalSide:
+def _side_figures(name: str, rows: list[RowResult]) -> SideFigures:
     share = passed_share(rows)
-    return EvalSide(
+    return SideFigures(
         name=name,
         passed=share.hits,
         judged=share.total,
@@ -111,7 +111,7 @@ def _side(name: str, rows: list[RowResult]) -> EvalSide:
 def _facts(number: int, iteration: Iteration) -> dict[str, Any]:
     plan = iteration.plan
     facts = {name: getattr(plan, name) for name in ("kind", "model", "judge", "started", "kdskills", "total")}
-    sides = tuple(_side(name, rows) for name, rows in iteration.by_side().items())
+    sides = tuple(_side_figures(name, rows) for name, rows in iteration.by_side().items())
     return {"number": number, "sides": sides, "missing": iteration.missing, **facts}
 
 
@@ -119,7 +119,7 @@ async def list_evals(bundles: BundleLoader, arguments: EvalsInput, context: Cont
     """List what evaluations of a bundle came to."""
     space = await arguments.space(bundles, context)
 
-    def listed() -> EvalsOutput:
+    def read_all() -> EvalsOutput:
         rows, findings = [], []
         for number in space.numbers()[: -MAX_ITERATIONS - 1 : -1]:
             try:
@@ -128,14 +128,14 @@ async def list_evals(bundles: BundleLoader, arguments: EvalsInput, context: Cont
                 findings.append(Finding(code=error.code, severity="warning", message=error.message))
         return EvalsOutput(workspace=str(space.folder), iterations=tuple(rows), diagnostics=tuple(findings))
 
-    return await asyncio.to_thread(listed)
+    return await asyncio.to_thread(read_all)
 
 
 async def get_evals(bundles: BundleLoader, arguments: EvalIterationInput, context: Context) -> EvalIterationOutput:
     """Show one iteration of evaluations."""
     space = await arguments.space(bundles, context)
 
-    def shown() -> EvalIterationOutput:
+    def read_one() -> EvalIterationOutput:
         number = arguments.number
         if number not in space.numbers():
             raise NotFound(f"there is no iteration {number} of evaluations here", number=number)
@@ -151,4 +151,4 @@ async def get_evals(bundles: BundleLoader, arguments: EvalIterationInput, contex
             page=page(iteration, figures),
         )
 
-    return await asyncio.to_thread(shown)
+    return await asyncio.to_thread(read_one)

@@ -149,7 +149,7 @@ def _worker(work: Work, row: Any, state: FleetState) -> FleetWorker:
     alive = row.lease_until is None or row.lease_until >= state.now
     if row.host == work.host:
         alive = slot_taken(work.state_dir, row.slot)
-    left = None if row.lease_until is None else _seconds(row.lease_until - state.now)
+    lease_left_s = None if row.lease_until is None else _seconds(row.lease_until - state.now)
     modes = {"commands": "batch", "running_services": "service", "jobs": "job"}
     return FleetWorker.of(
         row,
@@ -157,7 +157,7 @@ def _worker(work: Work, row: Any, state: FleetState) -> FleetWorker:
         started_at=moment_of(row.started_at),
         beat_at=moment_of(row.beat_at),
         beat_age_s=_seconds(state.now - row.beat_at),
-        lease_left_s=left,
+        lease_left_s=lease_left_s,
         **{name: state.running.get((row.executor, mode), 0) for name, mode in modes.items()},
     )
 

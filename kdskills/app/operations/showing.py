@@ -118,7 +118,7 @@ class NarrowedViewInput(ViewInput):
         description="`next_cursor` of the page before, of the same order; none means the first page.",
     )
 
-    def _place(self, row: SkillRow) -> tuple[str, str]:
+    def _sort_key(self, row: SkillRow) -> tuple[str, str]:
         """Return what a row is sorted by, all of it as text, so that it goes into a cursor as it is."""
         keys: dict[str, Callable[[SkillRow], str]] = {
             "id": lambda row: "",
@@ -131,13 +131,13 @@ class NarrowedViewInput(ViewInput):
     def page(self, rows: list[SkillRow]) -> tuple[list[SkillRow], str | None]:
         """Return a page of *rows*, which are `chosen`, and the cursor of the page after it. Raises BadRequest."""
         if self.cursor is not None:
-            sort, *place = decode_cursor(self.cursor, str, str, str)
+            sort, *position = decode_cursor(self.cursor, str, str, str)
             if sort != self.sort:
                 problem = f"is of a list in another order, by {sort}"
                 raise BadRequest(f"/cursor: {problem}", errors=[{"path": "/cursor", "problem": problem}])
-            rows = [row for row in rows if self._place(row) > tuple(place)]
+            rows = [row for row in rows if self._sort_key(row) > tuple(position)]
         page = rows[: self.limit]
-        return page, encode_cursor(self.sort, *self._place(page[-1])) if len(page) < len(rows) else None
+        return page, encode_cursor(self.sort, *self._sort_key(page[-1])) if len(page) < len(rows) else None
 
     def chosen(self, rows: Iterable[SkillRow]) -> list[SkillRow]:
         """Return those of *rows* that are asked for, in the order asked for."""
@@ -147,7 +147,7 @@ class NarrowedViewInput(ViewInput):
             text = f"{row.full_id}\n{row.name}\n{row.description}".casefold()
             return self.state in {None, row.state} and all(word in text for word in words)
 
-        return sorted(filter(fits, rows), key=self._place)
+        return sorted(filter(fits, rows), key=self._sort_key)
 
 
 class SkillRow(Output):
@@ -643,10 +643,10 @@ class WhyOutput(Output):
 
 def _network_notes(skill: Skill | None, settings: Settings) -> Iterator[str]:
     """Give what a skill asks of the network, and what of it the settings grant."""
-    asked = () if skill is None else asked_network(skill.metadata)
+    hosts = () if skill is None else asked_network(skill.metadata)
     rules = "none" if skill is None else granted(settings.network, (skill.full_id,))
-    if asked:
-        yield f"it asks for the network: {', '.join(asked)}; only the setting network grants it"
+    if hosts:
+        yield f"it asks for the network: {', '.join(hosts)}; only the setting network grants it"
     if rules != "none":
         yield f"its programs may reach {', '.join(rules)}, by the setting network"
     for line in () if skill is None else describe_secrets(settings.network_secrets, skill.full_id):

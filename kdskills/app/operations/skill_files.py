@@ -96,7 +96,7 @@ def _rows(skill: Skill, *, evaluations: bool) -> tuple[list[tuple[SkillFileRow, 
     content = far_content(skill)
     if content is not None:
         return [
-            (_row(TreeEntry(path, "file", 0, 0), far=True), path) for path in sorted(content.paths)[:MAX_FILES]
+            (_row(TreeEntry(path, "file", 0, 0), remote=True), path) for path in sorted(content.paths)[:MAX_FILES]
         ], False
     if skill.folder is None:
         return [], False
@@ -106,21 +106,21 @@ def _rows(skill: Skill, *, evaluations: bool) -> tuple[list[tuple[SkillFileRow, 
         message = "the files of this skill cannot be listed"
         raise refuse("skill_unreadable", message, path=".", reason=error.code) from error
     rows = [
-        (_row(entry, far=False), entry.path)
+        (_row(entry, remote=False), entry.path)
         for entry in entries[:MAX_FILES]
         if evaluations or not is_withheld(entry.path)
     ]
     return rows, len(entries) > MAX_FILES
 
 
-def _row(entry: TreeEntry, *, far: bool) -> SkillFileRow:
+def _row(entry: TreeEntry, *, remote: bool) -> SkillFileRow:
     is_file = entry.kind == "file"
     return SkillFileRow(
         path=printable_path(entry.path),
         kind=entry.kind,
         media_type=media_type(entry.path) if is_file else "",
-        size=None if far else entry.size,
-        executable=None if far else is_file and bool(entry.mode & 0o111),
+        size=None if remote else entry.size,
+        executable=None if remote else is_file and bool(entry.mode & 0o111),
         withheld=is_withheld(entry.path),
     )
 

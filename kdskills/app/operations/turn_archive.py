@@ -187,12 +187,12 @@ def _read(
 ) -> tuple[TurnRow, Transcript]:
     row = readable_row(turns, arguments, context, turn_id)
     read = turns.read(arguments.project_of(context), row.turn_id)
-    events = tuple(told_to(context.identity, read.events))
+    events = tuple(events_for(context.identity, read.events))
     result = None if read.result is None else told_result(context.identity, read.result)
     return row, replace(read, events=events, result=result)
 
 
-def told_to(identity: Identity, events: Iterable[E]) -> Iterator[E]:
+def events_for(identity: Identity, events: Iterable[E]) -> Iterator[E]:
     """Give events as a caller may read them.
 
     What the gate keeps from a caller elsewhere does not exist for it: reasons of refusals and findings are for those who
@@ -207,14 +207,14 @@ def told_to(identity: Identity, events: Iterable[E]) -> Iterator[E]:
             yield event.model_copy(update={"code": "skill_not_found", "reason": ""})
         elif isinstance(event, AgentEvent):
             inner = event.opened()
-            for inner_event in told_to(identity, () if inner is None else (inner,)):
+            for inner_event in events_for(identity, () if inner is None else (inner,)):
                 yield event.model_copy(update={"event": inner_event.model_dump(mode="json")})
         elif not isinstance(event, DiagnosticRaised):
             yield event
 
 
 def told_result(identity: Identity, result: TurnResult) -> TurnResult:
-    """Return a result as a caller may read it; as `told_to`."""
+    """Return a result as a caller may read it; as `events_for`."""
     if not identity.local:
         files = tuple(file.model_copy(update={"location": ""}) for file in result.files)
         result = result.model_copy(update={"files": files})
@@ -295,10 +295,10 @@ def _differences(
     requests = [read.started.request if read.started else "" for read in (first_read, second_read)]
     answers = [read.result.text if read.result else "" for read in (first_read, second_read)]
     texts = [("request", 0, requests[0], requests[1]), ("answer", 0, answers[0], answers[1])]
-    left, right = ({step.index: step for step in steps_of(read)} for read in (first_read, second_read))
-    for index in sorted(left.keys() | right.keys()):
+    first_steps, right = ({step.index: step for step in steps_of(read)} for read in (first_read, second_read))
+    for index in sorted(first_steps.keys() | right.keys()):
         blank = TurnStepOut(index=index, role="")
-        a, b = left.get(index, blank), right.get(index, blank)
+        a, b = first_steps.get(index, blank), right.get(index, blank)
         pairs += [
             (name, index, getattr(a, name), getattr(b, name)) for name in ("role", "considered", "active", "loaded")
         ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from pydantic import Field, SerializeAsAny
 
 from kdskills.app.operations.models import Input, Output
-from kdskills.app.operations.turn_archive import TurnInput, readable_row, told_to
+from kdskills.app.operations.turn_archive import TurnInput, events_for, readable_row
 from kdskills.app.turn_runs import ProjectWiring, TurnFollower, project_bundle
 from kdskills.app.turns import TurnKeeper, TurnRow, TurnState
 from kdskills.bundle.descriptor import DECISION
@@ -239,20 +239,20 @@ async def watch_turn(turns: TurnArchive, arguments: WatchTurnInput, context: Con
     project, turn_id = arguments.project_of(context), arguments.turn_id
     await asyncio.to_thread(readable_row, turns, arguments, context)
     follower = await asyncio.to_thread(TurnFollower, turns, project, turn_id)
-    begun = heard = time.monotonic()
+    begun = last_event_at = time.monotonic()
     seq, going_on = arguments.after_seq, True
     try:
         while going_on:
             events, going_on = await asyncio.to_thread(follower.read, CHUNK)
-            for event in told_to(context.identity, events):
+            for event in events_for(context.identity, events):
                 if event.seq > seq:
-                    seq, heard = event.seq, time.monotonic()
+                    seq, last_event_at = event.seq, time.monotonic()
                     _tell(context, turn_id, seq, event)
             now = time.monotonic()
             if going_on and now - begun >= arguments.timeout_sec and len(events) < CHUNK:
                 break
-            if now - heard >= arguments.heartbeat_sec:
-                heard = now
+            if now - last_event_at >= arguments.heartbeat_sec:
+                last_event_at = now
                 _tell(context, turn_id, seq, None)
             if going_on:
                 await asyncio.sleep(PAUSE_S if len(events) == CHUNK else arguments.poll_interval_sec)

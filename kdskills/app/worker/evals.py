@@ -58,9 +58,9 @@ class EvalsRunner:
         shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
         host = Host(self.settings)
         running = asyncio.create_task(run_order(host.bundles, host.wiring, host.settings, order, task, self._tell))
-        asked = asyncio.create_task(self.canceled.wait())
-        await asyncio.wait({running, asked}, return_when=asyncio.FIRST_COMPLETED)
-        asked.cancel()
+        cancellation = asyncio.create_task(self.canceled.wait())
+        await asyncio.wait({running, cancellation}, return_when=asyncio.FIRST_COMPLETED)
+        cancellation.cancel()
         canceled = running.cancel()
         with suppress(asyncio.CancelledError):
             await running
@@ -83,13 +83,13 @@ class EvalsRunner:
 
     def _verdict(self, answer: EvalOutput, started_at: float) -> Verdict:
         errors = sum(row.status == "error" for row in answer.rows)
-        left = f"{errors} rows are errors, and {answer.missing} were not run"
+        unfinished = f"{errors} rows are errors, and {answer.missing} were not run"
         now = time.time()
         return Verdict(
             status="ok" if answer.complete else "nonzero",
             exit_code=0 if answer.complete else 1,
             error_code=None if answer.complete else "evals_incomplete",
-            error_message=None if answer.complete else left,
+            error_message=None if answer.complete else unfinished,
             started_at=started_at,
             finished_at=now,
             duration_ms=round((now - started_at) * 1000),

@@ -89,7 +89,7 @@ class Console:
         self._app.add_exception_handler(Exception, self._broken)
 
     def _routes(self) -> list[Route]:
-        own = (
+        entrances = (
             Route("/", self._to_home, methods=["GET"]),
             Route("/ui", self._to_home, methods=["GET"]),
             Route("/ui/static/{digest}/{name}", self._static, methods=["GET"]),
@@ -97,7 +97,7 @@ class Console:
             Route("/ui/enter/{key}", self._enter, methods=["GET"]),
             self._route(ConsoleRoute("/sign-out", self._sign_out, "POST")),
         )
-        return [*own, *(self._route(route) for group in GROUPS for route in group)]
+        return [*entrances, *(self._route(route) for group in GROUPS for route in group)]
 
     def _route(self, route: ConsoleRoute) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -130,9 +130,12 @@ class Console:
 
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
                 said = {name for name, _ in message.get("headers", ())}
-                message = {**message, "headers": [*message.get("headers", ()), *(h for h in own if h[0] not in said)]}
+                message = {
+                    **message,
+                    "headers": [*message.get("headers", ()), *(h for h in headers if h[0] not in said)],
+                }
             await send(message)
 
         await self._app(scope, receive, guarded)
@@ -281,9 +284,9 @@ def command(
         raise BadRequest(f"kdskills ui listens on loopback only, not on {name}", code="console_not_loopback")
     folder = folder.resolve()
     bundle = host.bundles.open(folder, Context(identity=replace(LOCAL, door="cli"), trust=trust))
-    own = Host(host.settings, folder=folder, python="execute" if bundle.trusted else "read")
+    shown_host = Host(host.settings, folder=folder, python="execute" if bundle.trusted else "read")
     owner = replace(LOCAL, door="console")
-    console = Console(own, _nobody, frozenset(), owner=owner, folder=folder, trust=bundle.trusted)
+    console = Console(shown_host, _nobody, frozenset(), owner=owner, folder=folder, trust=bundle.trusted)
     asyncio.run(_serve(console, name, port, browser=browser))
 
 

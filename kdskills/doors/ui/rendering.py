@@ -113,9 +113,9 @@ def span(seconds: float) -> str:
     if seconds < 10:
         return f"{seconds:.1f} s"
     units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
-    left, words = round(seconds), list[str]()
+    remaining, words = round(seconds), list[str]()
     for unit, size in units:
-        number, left = divmod(left, size)
+        number, remaining = divmod(remaining, size)
         if number and len(words) < 2:
             words.append(f"{number} {unit}")
     return " ".join(words)
@@ -198,15 +198,15 @@ def cited(text: str, sources: Mapping[int, object]) -> Markup:
 
 
 def _cite(sid: int, sources: Mapping[int, object]) -> Markup:
-    known = Markup('<a class="cite" href="#source-{0}">{0}</a>')
-    return (known if sid in sources else Markup('<span class="cite unknown">{0}?</span>')).format(sid)
+    linked = Markup('<a class="cite" href="#source-{0}">{0}</a>')
+    return (linked if sid in sources else Markup('<span class="cite unknown">{0}?</span>')).format(sid)
 
 
 COLOURS: Final = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 def ansi(text: str) -> Markup:
-    """Return a program's output with its sixteen colours and bold; every other sequence is left out."""
+    """Return a program's output with its sixteen colours and bold; every other sequence is remaining out."""
     parts = []
     for line in text.split("\n"):
         cut = line if len(line) <= MAX_LINE else f"{line[:MAX_LINE]}\x1b[0m [… {len(line) - MAX_LINE:,} more]"

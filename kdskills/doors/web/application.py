@@ -68,10 +68,16 @@ class Mounted(Protocol):
         """Serve one request."""
 
 
-def mounts() -> dict[str, Mount]:
-    """Return what makes the applications of installed doors, by path. One whose extra is not installed is left out."""
+def mounts(host: Host, listen: str = "") -> dict[str, Mount]:
+    """Return what makes the applications of installed doors, by path.
+
+    One whose extra is not installed is left out, and the console where the setting or the host that is listened on says so.
+    """
     makers: dict[str, Mount] = {}
+    setting = host.settings.console
     for point in entry_points(group=GROUP):
+        if point.name == CONSOLE and (setting == "off" or (setting == "auto" and not on_loopback(listen))):
+            continue
         try:
             makers[point.name] = point.load()
         except ModuleNotFoundError as error:
@@ -141,9 +147,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
         return identity
 
     names = answered_names(listen, host.settings.host_names)
-    console = host.settings.console == "on" or (host.settings.console == "auto" and on_loopback(listen))
-    makers = {path: make for path, make in mounts().items() if path != CONSOLE or console}
-    mounted = {path: make(host, authenticate, names) for path, make in makers.items()}
+    mounted = {path: make(host, authenticate, names) for path, make in mounts(host, listen).items()}
 
     @asynccontextmanager
     async def living(app: FastAPI) -> AsyncIterator[None]:
