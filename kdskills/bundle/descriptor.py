@@ -50,14 +50,12 @@ def resembling(key: str, known_names: Iterable[str], *, least: float = 0.75) -> 
     """Return the known name that *key* is most probably a misspelling of, or None. Case and punctuation do not count."""
     from difflib import SequenceMatcher
 
-    folded = _fold(key)
-    nearest, likeness = None, 0.0
-    for name in known_names:
-        folded_name = _fold(name)
-        alike = least if len(folded) >= 5 and folded_name.startswith(folded) else 0.0
+    folded, nearest, likeness = _fold(key), None, 0.0
+    for name, other in ((name, _fold(name)) for name in known_names):
+        alike = least if len(folded) >= 5 and other.startswith(folded) else 0.0
         # Texts of very different length cannot be alike: a key of a megabyte is not even compared.
-        if 2 * min(len(folded), len(folded_name)) >= least * (len(folded) + len(folded_name)):
-            alike = max(alike, SequenceMatcher(None, folded, folded_name, autojunk=False).ratio())
+        if 2 * min(len(folded), len(other)) >= least * (len(folded) + len(other)):
+            alike = max(alike, SequenceMatcher(None, folded, other, autojunk=False).ratio())
         if alike >= least and alike > likeness:
             nearest, likeness = name, alike
     return nearest
