@@ -246,7 +246,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 LATER = {
     "search": 1_500,
     "doors": 340,
-    "app": 13_000,
+    "app": 3_500,
     "catalogs": 600,
     "vectors": 400,
     "environments": 4_700,
@@ -267,8 +267,13 @@ LATER = {
     "verify": 950,
     "publish": 700,
     "lint": 900,
-    "evals": 3_900,
-    "work operations": 1_100,
+    "evals": 4_500,
+    "looking at skills": 1_500,
+    "turns that are kept": 1_250,
+    "evaluations as work": 900,
+    "audit log": 600,
+    "fleet": 900,
+    "console": 2_050,
 }
 """Lines that what was built after the measures were set may have."""
 
@@ -276,13 +281,13 @@ LIMITS = {
     "lines": 60_000 + sum(LATER.values()),
     "remote": 9_000,
     "jobs": 6_500,
-    "app": 8_000 + LATER["app"],
-    "files": 400,
+    "app": 8_000 + LATER["app"] + 4_150,
+    "files": 362,
     "empty": 1,
     "shared": 12,
-    "single": 14,
+    "single": 26,
     "private": 0,
-    "host": 18,
+    "host": 22,
     "rings": 2,
     "main": 69,
 }
