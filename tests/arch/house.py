@@ -287,7 +287,7 @@ LIMITS = {
     "shared": 12,
     "single": 26,
     "private": 0,
-    "host": 22,
+    "host": 24,
     "rings": 2,
     "main": 69,
 }
