@@ -40,7 +40,7 @@ from kdskills.evals.results import (
     write_row_files,
 )
 from kdskills.evals.retrieval import rank_rows, retrieval_figures
-from kdskills.evals.sides import WITH, EvalSide, other_side
+from kdskills.evals.sides import WITH, EvalSide, folders_of, other_side
 from kdskills.models import ModelPrice, ModelProvider
 from kdskills.session.receipts import text_digest
 from kdskills.session.workspace import MAX_TOTAL
@@ -480,7 +480,7 @@ async def run(
 
     Raises:
         BadRequest: Evaluations or options that cannot be used.
-        EvalsRefused: Another run writes to the workspace, or there is nothing to go on with.
+        EvalsRefused: Another run writes to the workspace, it lies where skills would see it, or there is nothing to go on with.
         ExecRefused: No engine runs scripts here.
     """
     bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
@@ -490,7 +490,7 @@ async def run(
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
-        stack.enter_context(space.alone(bundle.root))
+        stack.enter_context(space.alone(*folders_of(bundle, baseline)))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-eval-"))
         sides = [EvalSide(WITH, bundle)]
         if against is not None or kind == "run":

@@ -201,6 +201,7 @@ async def judge_evals(wiring: HostWiring, settings: Settings, arguments: JudgeIn
     iteration = await judge(
         evals.evals,
         arguments.iteration,
+        bundle=arguments.bundle,
         resume=arguments.resume,
         wiring=wiring,
         tell=context.emit or (lambda progress: None),

@@ -78,6 +78,6 @@ def evaluate(folder, tmp_path):
         wiring = PlainWiring(executors={"fake": FakeExecutor()}, models=options.pop("models", {}))
         workspace = tmp_path / "work"
         given = {"workspace": workspace, "wiring": wiring, "model": make.model} | options
-        return await run(folder, evals, kind, **given)
+        return await run(given.pop("bundle", folder), evals, kind, **given)
 
     return make

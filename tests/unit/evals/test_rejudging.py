@@ -155,3 +155,25 @@ async def test_what_cannot_be_judged_is_refused(kept, evaluate):
             await judge(evals, folder, wiring=silent())
         assert refused.value.code == code
     assert set(contents(kept.folder, "..")) & {"iteration-2", "iteration-3"} == {"iteration-2"}
+
+
+async def test_no_workspace_lies_where_skills_see_it(kept, folder, tmp_path):
+    """Iterations in the bundle, in a skill's folder or where its skills are otherwise are not judged into; nothing is made."""
+    outside = tmp_path / "outside"
+    (outside / "skills_descriptor.yaml").parent.mkdir()
+    (outside / "skills_descriptor.yaml").write_text(f"custom_skills_root: {tmp_path / 'elsewhere'}\n")
+    shutil.copytree(folder / "skills", tmp_path / "elsewhere")
+    (tmp_path / "door").symlink_to(folder)
+    for bundle, place in (
+        (folder, folder / "work"),
+        (tmp_path / "door", folder / "work"),
+        (folder, tmp_path / "door/work"),
+        (folder / "skills/acme/sales", folder / "skills/acme/sales/work"),
+        (outside, tmp_path / "elsewhere/work"),
+    ):
+        shutil.copytree(Path(kept.folder), place / "iteration-1", dirs_exist_ok=True)
+        with pytest.raises(EvalsRefused) as refused:
+            await judge([ROW], place / "iteration-1", bundle=bundle, wiring=silent())
+        assert refused.value.code == "workspace_inside", place
+        assert [path.name for path in place.iterdir()] == ["iteration-1"]
+    assert (await judge([ROW], kept.folder, bundle=outside, wiring=silent())).folder.endswith("iteration-2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.bundle import load_bundle
 from kdskills.errors import BadRequest, ModelFailed
 from kdskills.evals.metering import request_tokens
 from kdskills.evals.results import EvalsRefused, EvalWorkspace, read_iteration
@@ -334,6 +336,25 @@ async def test_no_workspace_lies_in_the_bundle(evaluate, folder, tmp_path, kind)
             await evaluate([evaluation("a")], {"a": [answer()]}, kind, workspace=workspace)
         assert refused.value.code == "workspace_inside"
     assert sorted(path.name for path in folder.iterdir()) == ["skills", "skills_descriptor.yaml"]
+
+
+async def test_no_workspace_lies_in_another_bundle_of_the_run(evaluate, folder, tmp_path):
+    """Neither in the bundle of a baseline nor in a folder of skills that a bundle has outside; nothing is made there."""
+    shutil.copytree(folder, tmp_path / "old")
+    old = load_bundle(tmp_path / "old")
+    shutil.copytree(folder / "skills", tmp_path / "elsewhere")
+    (folder / "skills_descriptor.yaml").write_text(f"custom_skills_root: {tmp_path / 'elsewhere'}\n")
+    loaded = load_bundle(folder, allow_outside_bundle=True)
+    for bundle, options, place in (
+        (old, {"kind": "run", "baseline": loaded}, folder / "results"),
+        (old, {"kind": "run", "baseline": loaded}, tmp_path / "elsewhere/results"),
+        (loaded, {}, tmp_path / "elsewhere/acme/results"),
+        (loaded, {"kind": "retrieval"}, tmp_path / "elsewhere"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(EvalsRefused) as refused:
+            await evaluate([evaluation("a")], {"a": [answer()]}, bundle=bundle, workspace=place, **options)
+        assert (refused.value.code, sorted(tmp_path.rglob("*"))) == ("workspace_inside", before)
 
 
 async def test_no_iteration_behind_a_link_is_gone_on_with(evaluate, tmp_path):
