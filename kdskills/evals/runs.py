@@ -36,6 +36,7 @@ from kdskills.evals.results import (
     IterationFolder,
     RowResult,
     RowStatus,
+    side_named,
     workspace_of,
     write_row_files,
 )
@@ -549,6 +550,8 @@ def _check_options(options: EvalOptions, rows: Sequence[Eval], kind: str, agains
         raise BadRequest(message, code="model_missing")
     if against is not None and kind != "trigger":
         raise BadRequest("other descriptions are compared by `trigger` only", code="side_invalid")
+    if isinstance(against, tuple) and not side_named(against[0]):
+        raise BadRequest(f"{against[0]!r:.100} cannot be the name of a side", code="side_invalid")
     if baseline is not None and kind != "run":
         raise BadRequest("a baseline is compared with by `run` only", code="side_invalid")
 

@@ -13,6 +13,8 @@ import pytest
 from kdskills.errors import BadRequest, ModelFailed
 from kdskills.evals import judge
 from kdskills.evals.results import EvalsRefused, read_iteration
+from kdskills.skills.private_files import replace_file
+from kdskills.skills.safe_open import read_file
 from kdskills.solver import PlainWiring
 from kdskills.testing.models import ScriptedModel, call
 from tests.unit.evals.planted import answer, evaluation, load, quoted
@@ -177,3 +179,14 @@ async def test_no_workspace_lies_where_skills_see_it(kept, folder, tmp_path):
         assert refused.value.code == "workspace_inside", place
         assert [path.name for path in place.iterdir()] == ["iteration-1"]
     assert (await judge([ROW], kept.folder, bundle=outside, wiring=silent())).folder.endswith("iteration-2")
+
+
+async def test_sides_of_strangers_lead_nowhere(kept, tmp_path):
+    """An iteration whose side leads out of it is refused before anything is written or taken away."""
+    (tmp_path / "up").mkdir()
+    for path in (Path(kept.folder, name) for name in ("plan.json", "rows.jsonl")):
+        replace_file(path, read_file(path.parent, path.name, limit=10**6).data.replace(b"with_skill", b"../../../up"))
+    before = contents(tmp_path)
+    with pytest.raises(EvalsRefused) as refused:
+        await judge([ROW], kept.folder, wiring=silent())
+    assert (refused.value.code, contents(tmp_path)) == ("evals_invalid", before)

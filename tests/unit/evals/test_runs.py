@@ -407,6 +407,10 @@ async def test_evaluations_that_cannot_be_run_are_refused(evaluate):
         ([row], {"baseline": "main"}, "side_invalid"),
         ([row], {"kind": "run", "against": ("x", {})}, "side_invalid"),
         ([row], {"kind": "run", "baseline": "sha256:00"}, "side_invalid"),
+        *(
+            ([row], {"against": (name, {})}, "side_invalid")
+            for name in ("../up", "", "with_skill", "delta", "compared")
+        ),
         ([row], {"against": ("x", {"acme.nobody": "…"})}, "descriptions_invalid"),
     ):
         with pytest.raises(BadRequest) as refused:
