@@ -362,6 +362,11 @@ class EvalWorkspace:
         names = (_ITERATION.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(name[1]) for name in names if name)
 
+    def before(self, name: str) -> list[int]:
+        """Return the numbers of the iterations before the one of that name, in order; before any other name there is none."""
+        own = _ITERATION.fullmatch(name)
+        return [] if own is None else [number for number in self.numbers() if number < int(own[1])]
+
     def begin(self, plan: EvalPlan) -> IterationFolder:
         """Make the next iteration. Raises EvalsRefused, `evals_invalid`: no number is left."""
         number = max(self.numbers(), default=0) + 1

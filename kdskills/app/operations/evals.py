@@ -13,7 +13,7 @@ from kdskills.app.operations.environments import chosen_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scripts import SkillScriptsInput, script_runtime
 from kdskills.bundle.descriptor import DECISION
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import BadRequest, Diagnostic, NotFound
 from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
 from kdskills.evals.rejudging import judge
 from kdskills.evals.reports import RowChange, Thresholds, changes, former_iteration, report, shortfalls
@@ -87,7 +87,7 @@ class EvalOutput(Output):
 
     `figures` are those of each side by its name, and of two sides `compared`; `missing` counts rows that were not run, and
     `complete` says that every row was, and none is an error. `below` tells what it falls short of; complete and without any it
-    is `ok`. `changes` are those since the iteration before, which is the one named or has the number before.
+    is `ok`. `changes` are those since the iteration `before`: the one named, or the last one of the same kind and sides; without one it is "".
     """
 
     YES: ClassVar[str] = "ok"
@@ -102,6 +102,7 @@ class EvalOutput(Output):
     missing: int
     complete: bool
     figures: dict[str, Any]
+    before: str = ""
     changes: tuple[RowChange, ...] = ()
     diagnostics: tuple[Finding, ...] = ()
 
@@ -142,7 +143,11 @@ def answer_of(
     iteration: Iteration, wanted: Thresholds, before: Path | None = None, diagnostics: Iterable[object] = ()
 ) -> EvalOutput:
     """Write the report of an iteration and return the answer about it; blocks."""
-    plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
+    plan, figures = iteration.plan, figures_of(iteration)
+    former, findings = former_iteration(iteration, before)
+    if former is None and wanted.max_regression is not None:
+        words = f"no iteration before is a {plan.kind} of {', '.join(plan.sides)}: no regression can be told"
+        findings += (Diagnostic("eval_former_missing", "info", words),)
     report(iteration, figures)
     below = shortfalls(iteration, figures, wanted, former)
     complete = not iteration.missing and all(row.status != "error" for row in iteration.rows)
@@ -153,8 +158,9 @@ def answer_of(
         ok=complete and not below,
         below=below,
         figures=figures,
+        before="" if former is None else former.folder,
         changes=() if former is None or former.plan.kind != plan.kind else changes(former, iteration),
-        diagnostics=tuple(diagnostics),
+        diagnostics=(*diagnostics, *findings),
     )
 
 
@@ -163,7 +169,7 @@ class ReportInput(Thresholds, Input):
 
     iteration: Path = Field(description="Folder of the iteration.")
     before: Path | None = Field(
-        None, description="Folder of an earlier iteration; none means the one with the number before."
+        None, description="Folder of an earlier iteration; none means the last one before of its kind and sides."
     )
 
 
