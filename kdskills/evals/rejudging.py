@@ -76,6 +76,8 @@ class KeptRun(EvalRun):
             self.stopped = True
         changed |= {
             "judge_tokens": turn.judge_tokens,
+            "longest_reply": self.meter.longest,
+            "undercounted": self.meter.factor,
             "folder": self.folder.name_of(key),
             "facts": dict(former.facts) | expected,
         }

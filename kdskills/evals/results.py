@@ -43,7 +43,9 @@ MAX_ITERATION: Final = 999_999
 _ITERATION: Final = re.compile(r"iteration-([1-9][0-9]{0,5})")
 _SIDE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
-Amount = Annotated[int, Field(ge=0, le=2**53)]
+MAX_AMOUNT: Final = 2**53
+MAX_FACTOR: Final = 1e6
+Amount = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
 """A count that others wrote, too: sums and means of many are finite."""
 
 
@@ -99,6 +101,8 @@ class RowResult(EvalForm):
         verdicts: Checks first, then assertions.
         tokens: Input and output of all model calls; `estimated` where the provider counts none.
         judge_tokens: Those of the judge, which are not among `tokens`.
+        longest_reply: Tokens of the longest reply in its iteration until it ended, and
+        undercounted: how many times as many tokens as estimated a request had at most; a ceiling is held with both.
         cost: In dollars, where a price is known.
         error: Code of the error and its words, of status `error`.
         folder: What the run left behind, relative to the iteration.
@@ -115,6 +119,8 @@ class RowResult(EvalForm):
     verdicts: tuple[CheckVerdict, ...] = ()
     tokens: Amount = 0
     judge_tokens: Amount = 0
+    longest_reply: Amount = 0
+    undercounted: float = Field(1.0, ge=1, le=MAX_FACTOR)
     estimated: bool = False
     cost: float | None = Field(None, ge=0, le=1e12)
     duration_ms: Amount = 0

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
+from pydantic import ValidationError
+
 from kdskills import __version__
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.descriptor import DECISION
@@ -258,7 +260,10 @@ class EvalRun:
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.options.get("rate"), self.options.get("max_tokens_total"), self.folder.tokens_spent)
+        rows, ceiling = self.folder.rows.values(), self.options.get("max_tokens_total")
+        longest = max((row.longest_reply for row in rows), default=0)
+        factor = max((row.undercounted for row in rows), default=1.0)
+        self.meter = Meter(self.options.get("rate"), ceiling, self.folder.tokens_spent, longest, factor)
 
     async def run(self, rows: Sequence[tuple[Eval, str, int]]) -> None:
         """Run the rows that have not ended yet, each an evaluation, a side's name and a repetition.
@@ -314,7 +319,7 @@ class EvalRun:
             if not facts.get("tokens"):
                 raise CeilingMet
         expected = {"expects": bool(right_skills(row)), "acceptable": list(row.acceptable)}
-        return RowResult(
+        return row_of(
             eval=row.id,
             skill=row.skill or row.owner,
             side=side,
@@ -325,6 +330,8 @@ class EvalRun:
             error=error,
             folder=self.folder.name_of(key),
             judge_tokens=turn.judge_tokens,
+            longest_reply=self.meter.longest,
+            undercounted=self.meter.factor,
             **facts | {"facts": facts.get("facts", {}) | expected},
         )
 
@@ -411,6 +418,17 @@ class EvalRun:
                 "transcripts": folder,
             }
         )
+
+
+def row_of(**facts: Any) -> RowResult:
+    """Return the result of a row; one whose provider counts what cannot be, such as fewer tokens than none, is an error without it."""
+    try:
+        return RowResult(**facts)
+    except ValidationError as refused:
+        names = {str(error["loc"][0]) for error in refused.errors()}
+        kept = {name: value for name, value in facts.items() if name not in names}
+        error = ("model_usage_invalid", f"the provider counts what cannot be: {', '.join(sorted(names))}")
+        return RowResult(**kept | {"status": "error", "error": error})
 
 
 async def verdicts_of(grading: Awaitable[Verdicts]) -> tuple[Verdicts, tuple[str, str] | None]:

@@ -13,6 +13,7 @@ import pytest
 from kdskills.errors import BadRequest, ModelFailed
 from kdskills.evals import judge
 from kdskills.evals.results import EvalsRefused, read_iteration
+from kdskills.models import Usage
 from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import read_file
 from kdskills.solver import PlainWiring
@@ -190,3 +191,13 @@ async def test_sides_of_strangers_lead_nowhere(kept, tmp_path):
     with pytest.raises(EvalsRefused) as refused:
         await judge([ROW], kept.folder, wiring=silent())
     assert (refused.value.code, contents(tmp_path)) == ("evals_invalid", before)
+
+
+async def test_going_on_keeps_to_the_judges_ceiling(kept):
+    """The longest reply of the judge is remembered, not that of the model that was judged."""
+    yes = replace(quoted("sales rose by half"), usage=Usage(10, 29_990))
+    first = ScriptedModel([yes, yes])
+    half = await judge([ROW], kept.folder, judge=first, wiring=silent(), max_tokens_total=50_000)
+    assert [(row.status, row.longest_reply) for row in half.rows] == [("passed", 29_990), ("error", 29_990)]
+    again = await judge([ROW], kept.folder, judge=first, wiring=silent(), max_tokens_total=50_000, resume=True)
+    assert (again.rows, again.rows[1].error[0], len(first.requests)) == (half.rows, "ceiling_met", 1)

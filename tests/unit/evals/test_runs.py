@@ -205,6 +205,16 @@ async def test_what_a_provider_breaks_is_no_traceback(evaluate):
     assert (iteration.rows[0].status, iteration.rows[0].error) == ("error", ("internal_error", "ZeroDivisionError"))
 
 
+@pytest.mark.parametrize("usage", [Usage(-500, 10), Usage(10**30, 10), Usage(10, 10**30)])
+async def test_what_a_provider_counts_wrong_is_an_error(evaluate, usage):
+    """Fewer tokens than none, or more than there are: the row is an error, the others stand, and the iteration is readable."""
+    planted = {"odd": [say("x", usage=usage)], "fine": [load("sales")]}
+    iteration = await evaluate([evaluation("odd"), evaluation("fine")], planted)
+    assert [row.status for row in iteration.rows] == ["error", "passed"]
+    assert iteration.rows[0].error[0] == "model_usage_invalid"
+    assert read_iteration(iteration.folder).rows == iteration.rows
+
+
 async def test_the_ceiling_stops_before(evaluate):
     """No call begins that would go over it; what ended stands, and a higher ceiling goes on from there."""
     evals = [evaluation(str(number)) for number in range(6)]
@@ -216,6 +226,20 @@ async def test_the_ceiling_stops_before(evaluate):
     assert len(evaluate.model.requests) == 2
     rest = await evaluate(evals, planted, max_tokens_total=1_000_000, resume=True)
     assert (len(rest.rows), rest.missing, len(evaluate.model.requests)) == (6, 0, 4)
+
+
+@pytest.mark.parametrize("usage", [Usage(10, 29_990), Usage(29_990, 10), None])
+async def test_the_first_call_after_going_on_keeps_to_the_ceiling(evaluate, usage):
+    """How long replies and requests were stands in the rows: going on asks nothing that would go over, also when it is estimated."""
+    evals = [evaluation(str(number)) for number in range(4)]
+    reply = say("done", usage=usage) if usage else replace(say("done " * 24_000), usage=Usage())
+    planted = {str(number): [reply] for number in range(4)}
+    first = await evaluate(evals, planted, max_tokens_total=70_000)
+    assert (len(first.rows), first.missing, len(evaluate.model.requests)) == (2, 2, 2)
+    again = await evaluate(evals, planted, max_tokens_total=70_000, resume=True)
+    assert (again.rows, evaluate.model.requests) == (first.rows, [])
+    rest = await evaluate(evals, planted, max_tokens_total=1_000_000, resume=True)
+    assert (rest.missing, len(evaluate.model.requests)) == (0, 2)
 
 
 async def test_the_ceiling_counts_all_that_is_sent(evaluate):
@@ -236,7 +260,7 @@ async def test_what_a_ceiling_broke_off_is_kept_and_counted(evaluate):
     assert [(row.status, row.error and row.error[0], row.tokens) for row in broken.rows] == [
         ("error", "ceiling_met", 50_000)
     ]
-    again = await evaluate([evaluation("a")], planted, max_tokens_total=90_000, resume=True)
+    again = await evaluate([evaluation("a")], planted, max_tokens_total=120_000, resume=True)
     assert (len(evaluate.model.requests), again.tokens_spent) == (1, 100_000)
     assert (read_iteration(again.folder).tokens_spent, len(again.rows)) == (100_000, 1)
 
