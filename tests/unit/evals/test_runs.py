@@ -14,6 +14,8 @@ import pytest
 
 from kdskills.bundle import load_bundle
 from kdskills.errors import BadRequest, ModelFailed
+from kdskills.evals import read, report
+from kdskills.evals.files import MAX_PROMPT
 from kdskills.evals.metering import request_tokens
 from kdskills.evals.results import EvalsRefused, EvalWorkspace, read_iteration
 from kdskills.evals.runs import trigger_figures
@@ -511,3 +513,26 @@ async def test_plan_and_benchmark_say_what_was_run(evaluate):
     assert facts["kdskills"]
     assert facts["rows"] == {"with_skill": {"failed": 1}}
     assert evaluate.model.requests[0].settings == {"temperature": 0.5, "seed": 7}
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "trigger", "run"])
+async def test_a_prompt_of_a_megabyte_is_run(evaluate, folder, kind):
+    """The longest prompt that is read reaches the model whole, is judged, reported and gone on with, and counts for a ceiling."""
+    prompt = ("sales figures of a very long year; " * (MAX_PROMPT // 35 + 1))[: MAX_PROMPT - 1] + "."
+    (folder / "evals").mkdir()
+    (folder / "evals/evals.json").write_text(json.dumps([{"id": "long", "prompt": prompt, "skill": "sales"}]))
+    (row,) = read(folder).evals
+    row = replace(row, assertions=("It is done.",)) if kind == "run" else row
+    model, judge = ScriptedModel([answer("it is done")] * 2), ScriptedModel([quoted("it is done")] * 2)
+    iteration = await evaluate([row], {}, kind, model=model, judge=judge if kind == "run" else None)
+    assert [each.status for each in iteration.rows] == {"retrieval": ["passed"], "trigger": ["failed"]}.get(
+        kind, ["passed", "passed"]
+    )
+    assert all(request.messages[0].text == prompt for request in model.requests)
+    assert len(model.requests) == {"retrieval": 0, "trigger": 1}.get(kind, 2)
+    assert report(read_iteration(iteration.folder)).is_file()
+    again = await evaluate([row], {}, kind, model=model, judge=judge if kind == "run" else None, resume=True)
+    assert (again.rows, len(model.requests)) == (iteration.rows, len(iteration.rows) if kind != "retrieval" else 0)
+    if kind == "trigger":
+        refused = await evaluate([row], {}, kind, model=model, max_tokens_total=MAX_PROMPT // 8)
+        assert (refused.rows, refused.missing, len(model.requests)) == ((), 1, 1)
