@@ -174,8 +174,8 @@ async def judge(
     used = list({row.id: row for row, _, _ in rows}.values())
     wiring = wiring or default_wiring()
     executor = await wiring.executor(options.get("executor", "auto")) if any(row.checks for row in used) else None
-    place = await asyncio.to_thread(Path(source.folder).resolve)
-    space = EvalWorkspace(place.parent)
+    real = await asyncio.to_thread(Path(source.folder).resolve)
+    space = EvalWorkspace(real.parent)
     hidden = () if bundle is None else await asyncio.to_thread(folders_at, bundle)
     async with AsyncExitStack() as stack:
         stack.enter_context(space.alone(*hidden))
@@ -184,7 +184,7 @@ async def judge(
         plan = source.plan.model_copy(
             update={
                 "judge": getattr(options.get("judge"), "name", ""),
-                "judged": place.name,
+                "judged": real.name,
                 "evals": {row.id: eval_digest(row) for row in used},
                 "total": len(rows),
                 "kdskills": __version__,

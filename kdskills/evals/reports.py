@@ -137,8 +137,8 @@ def former_iteration(
             refusals.append(refused.message)
     if not refusals:
         return former, ()
-    more = f", nor can {len(refusals) - 1} before it" if refusals[1:] else ""
-    words = f"{refusals[0]}{more}: nothing is compared with what cannot be read"
+    further = f", nor can {len(refusals) - 1} before it" if refusals[1:] else ""
+    words = f"{refusals[0]}{further}: nothing is compared with what cannot be read"
     return former, (Diagnostic("eval_former_unreadable", "warning", words),)
 
 

@@ -357,8 +357,8 @@ class EvalWorkspace:
 
     def outside(self, *folders: Path) -> None:
         """Raise EvalsRefused, `workspace_inside`, if the workspace, links followed, lies in one of *folders*; blocks."""
-        place = Path(os.path.realpath(self.folder))
-        inside = next((folder for folder in folders if place.is_relative_to(os.path.realpath(folder))), None)
+        real = Path(os.path.realpath(self.folder))
+        inside = next((folder for folder in folders if real.is_relative_to(os.path.realpath(folder))), None)
         if inside is not None:
             message = f"the workspace {self.folder} lies in {inside}, whose skills would see results: say --workspace"
             raise EvalsRefused(message, code="workspace_inside", path=str(self.folder))
@@ -370,8 +370,8 @@ class EvalWorkspace:
 
     def before(self, name: str) -> list[int]:
         """Return the numbers of the iterations before the one of that name, in order; before any other name there is none."""
-        own = _ITERATION.fullmatch(name)
-        return [] if own is None else [number for number in self.numbers() if number < int(own[1])]
+        match = _ITERATION.fullmatch(name)
+        return [] if match is None else [number for number in self.numbers() if number < int(match[1])]
 
     def begin(self, plan: EvalPlan) -> IterationFolder:
         """Make the next iteration. Raises EvalsRefused, `evals_invalid`: no number is left."""

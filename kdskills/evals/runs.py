@@ -426,9 +426,9 @@ def row_of(**facts: Any) -> RowResult:
         return RowResult(**facts)
     except ValidationError as refused:
         names = {str(error["loc"][0]) for error in refused.errors()}
-        kept = {name: value for name, value in facts.items() if name not in names}
+        valid = {name: value for name, value in facts.items() if name not in names}
         error = ("model_usage_invalid", f"the provider counts what cannot be: {', '.join(sorted(names))}")
-        return RowResult(**kept | {"status": "error", "error": error})
+        return RowResult(**valid | {"status": "error", "error": error})
 
 
 async def verdicts_of(grading: Awaitable[Verdicts]) -> tuple[Verdicts, tuple[str, str] | None]:
