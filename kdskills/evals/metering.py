@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from kdskills.errors import ModelFailed
+from kdskills.evals.results import MAX_AMOUNT, MAX_FACTOR
 from kdskills.models import ModelProvider, ModelReply, ModelRequest, TextDelta
 from kdskills.skills.model import estimate_tokens
 
@@ -41,18 +42,30 @@ def request_tokens(request: ModelRequest) -> int:
 
 def tokens_of(request: ModelRequest, reply: ModelReply) -> int:
     """Return what a call took, as the provider counts it; of one that does not count, an estimate."""
-    calls = "".join(call.tool + call.arguments for call in reply.calls)
-    return reply.usage.total or request_tokens(request) + estimate_tokens(reply.text + calls)
+    return reply.usage.total or request_tokens(request) + reply_tokens(reply)
+
+
+def reply_tokens(reply: ModelReply) -> int:
+    """Return how long a reply is, as the provider counts it or, where it does not, as estimated."""
+    return reply.usage.output or estimate_tokens(
+        reply.text + "".join(call.tool + call.arguments for call in reply.calls)
+    )
 
 
 class Meter:
-    """Counts the tokens and calls of a run, spaces the calls, and stops it before its ceiling."""
+    """Counts the tokens and calls of a run, spaces the calls, and stops it before its ceiling.
 
-    def __init__(self, rate: float | None, ceiling: int | None, spent: int) -> None:
+    `longest` is the longest reply so far, and `factor` how much more providers counted of a request than was estimated; who goes
+    on with a run hands in both, as its rows say.
+    """
+
+    def __init__(
+        self, rate: float | None, ceiling: int | None, spent: int, longest: int = 0, factor: float = 1.0
+    ) -> None:
         self.interval = 60 / rate if rate else 0.0
         self.calls, self.started = 0, time.monotonic()
-        self._ceiling, self._spent, self._reserved, self._longest = ceiling, spent, 0, 0
-        self._next, self._factor = 0.0, 1.0
+        self._ceiling, self._spent, self._reserved = ceiling, spent, 0
+        self.longest, self.factor, self._next = longest, factor, 0.0
 
     @asynccontextmanager
     async def call(self, request: ModelRequest) -> AsyncIterator[Callable[[ModelReply], None]]:
@@ -62,7 +75,7 @@ class Meter:
         with as long a reply as it may have or there was so far.
         """
         prompt = request_tokens(request)
-        tokens = math.ceil(prompt * self._factor) + max(int(request.settings.get("max_tokens") or 0), self._longest)
+        tokens = math.ceil(prompt * self.factor) + max(int(request.settings.get("max_tokens") or 0), self.longest)
         if self._ceiling is not None and self._spent + self._reserved + tokens > self._ceiling:
             raise CeilingMet
         self._reserved += tokens
@@ -70,9 +83,9 @@ class Meter:
 
         def settle(reply: ModelReply) -> None:
             nonlocal used
-            self._longest = max(self._longest, reply.usage.output)
-            self._factor = max(self._factor, reply.usage.input / prompt)
-            used = tokens_of(request, reply)
+            self.longest = max(self.longest, min(reply_tokens(reply), MAX_AMOUNT))
+            self.factor = max(self.factor, min(reply.usage.input / prompt, MAX_FACTOR))
+            used = max(tokens_of(request, reply), 0)
 
         try:
             if self.interval:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from kdskills import __version__
-from kdskills.errors import BadRequest, FileRefused, StrPath
+from kdskills.bundle import load_bundle
+from kdskills.errors import BadRequest, FileRefused, KdskillsError, StrPath, path_argument
 from kdskills.evals.files import Eval
 from kdskills.evals.grading import CHECKS, CheckTable, check_findings, row_status
 from kdskills.evals.metering import CEILING_MET
@@ -40,6 +41,7 @@ from kdskills.evals.runs import (
     right_skills,
     verdicts_of,
 )
+from kdskills.evals.sides import folders_of
 from kdskills.session.workspace import MAX_FILES, MAX_TOTAL
 from kdskills.skills.private_files import write_private
 from kdskills.skills.safe_open import read_file, walk_tree
@@ -74,6 +76,8 @@ class KeptRun(EvalRun):
             self.stopped = True
         changed |= {
             "judge_tokens": turn.judge_tokens,
+            "longest_reply": self.meter.longest,
+            "undercounted": self.meter.factor,
             "folder": self.folder.name_of(key),
             "facts": dict(former.facts) | expected,
         }
@@ -126,10 +130,19 @@ def judgeable(source: Iteration, evals: Sequence[Eval], checks: CheckTable) -> l
     return rows
 
 
+def folders_at(path: StrPath) -> tuple[Path, ...]:
+    """Return the folders that the skills at *path* read, of a bundle as `folders_of`; blocks, and runs nothing."""
+    try:
+        return folders_of(load_bundle(path, python="read", allow_outside_bundle=True))
+    except KdskillsError:  # a skill's folder, or a bundle that nobody can run: `read` takes both
+        return (path_argument(path, "bundle"),)
+
+
 async def judge(
     evals: Sequence[Eval],
     iteration: StrPath,
     *,
+    bundle: StrPath | None = None,
     resume: bool = False,
     wiring: Wiring | None = None,
     tell: Callable[[EvalProgress], None] = lambda progress: None,
@@ -144,6 +157,7 @@ async def judge(
     Args:
         evals: The evaluations as they are now, as `read` gives them; the id says which row is whose.
         iteration: Folder of the iteration.
+        bundle: Folder of the bundle, if its skills must not see what is written. Nothing of it runs.
         resume: Whether the newest iteration beside it, which judges the same, is gone on with.
         wiring: Turns names into objects; the installed Host's by default.
         tell: Told how far it is, after every row.
@@ -160,16 +174,17 @@ async def judge(
     used = list({row.id: row for row, _, _ in rows}.values())
     wiring = wiring or default_wiring()
     executor = await wiring.executor(options.get("executor", "auto")) if any(row.checks for row in used) else None
-    place = await asyncio.to_thread(Path(source.folder).resolve)
-    space = EvalWorkspace(place.parent)
+    real = await asyncio.to_thread(Path(source.folder).resolve)
+    space = EvalWorkspace(real.parent)
+    hidden = () if bundle is None else await asyncio.to_thread(folders_at, bundle)
     async with AsyncExitStack() as stack:
-        stack.enter_context(space.alone())
+        stack.enter_context(space.alone(*hidden))
         if isinstance(named := options.get("judge"), str):
             options["judge"] = await stack.enter_async_context(aclosing(wiring.model(named)))
         plan = source.plan.model_copy(
             update={
                 "judge": getattr(options.get("judge"), "name", ""),
-                "judged": place.name,
+                "judged": real.name,
                 "evals": {row.id: eval_digest(row) for row in used},
                 "total": len(rows),
                 "kdskills": __version__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -15,9 +16,20 @@ from xml.etree import ElementTree as ET
 from jinja2 import Environment, Template
 from pydantic import BaseModel, Field
 
-from kdskills.errors import FileRefused, StrPath
+from kdskills.errors import Diagnostic, FileRefused, StrPath
 from kdskills.evals.figures import NOTHING, Share, confusion, share, spread
-from kdskills.evals.results import OUTPUTS, TRANSCRIPT, EvalForm, EvalsRefused, Iteration, RowResult, read_iteration
+from kdskills.evals.results import (
+    OUTPUTS,
+    TRANSCRIPT,
+    EvalForm,
+    EvalPlan,
+    EvalsRefused,
+    EvalWorkspace,
+    Iteration,
+    RowResult,
+    read_iteration,
+    read_plan,
+)
 from kdskills.evals.runs import figures_of
 from kdskills.skills.private_files import replace_file
 from kdskills.skills.safe_open import printable_path, read_file, walk_tree
@@ -45,7 +57,10 @@ class Thresholds(BaseModel):
     )
     min_pass: float | None = Field(None, ge=0, le=1, description="Share of rows that must pass.")
     max_regression: float | None = Field(
-        None, ge=0, le=1, description="How much the share of rows that pass may fall against the iteration before."
+        None,
+        ge=0,
+        le=1,
+        description="How much the share of rows that pass may fall against the last iteration before of its kind and sides.",
     )
 
 
@@ -96,25 +111,40 @@ def _change(old: RowResult | None, new: RowResult | None) -> Change | None:
     return "skill" if _facts(old) != _facts(new) else None
 
 
-def former_iteration(iteration: Iteration, folder: StrPath | None = None) -> Iteration | None:
-    """Return the iteration in *folder*, else the one with the number before in the same workspace, or None.
+def former_iteration(
+    iteration: Iteration, folder: StrPath | None = None
+) -> tuple[Iteration | None, tuple[Diagnostic, ...]]:
+    """Return the iteration in *folder*, else the last one before in the same workspace that is `comparable`, or None.
 
-    Raises EvalsRefused: the one in *folder* cannot be read.
+    Those before that cannot be read are passed over, and told. Raises EvalsRefused: the one in *folder* cannot be read.
     """
     if folder is not None:
-        return read_iteration(folder)
-    path = Path(iteration.folder)
-    number = path.name.removeprefix("iteration-")
+        return read_iteration(folder), ()
+    path, former = Path(os.path.realpath(iteration.folder)), None
+    numbers: list[int] = []
+    refusals: list[str] = []
     try:
-        former = read_iteration(path.with_name(f"iteration-{int(number) - 1}"))
-    except (EvalsRefused, ValueError):
-        return None
-    return former
+        numbers = EvalWorkspace(path.parent).before(path.name)
+    except OSError as error:
+        refusals.append(str(error))
+    for number in reversed(numbers):
+        candidate = path.with_name(f"iteration-{number}")
+        try:
+            if comparable(read_plan(candidate), iteration.plan):
+                former = read_iteration(candidate)
+                break
+        except EvalsRefused as refused:
+            refusals.append(refused.message)
+    if not refusals:
+        return former, ()
+    further = f", nor can {len(refusals) - 1} before it" if refusals[1:] else ""
+    words = f"{refusals[0]}{further}: nothing is compared with what cannot be read"
+    return former, (Diagnostic("eval_former_unreadable", "warning", words),)
 
 
-def comparable(before: Iteration, after: Iteration) -> bool:
+def comparable(before: EvalPlan, after: EvalPlan) -> bool:
     """Whether two iterations are of the same kind and sides, so that falling behind means something."""
-    return (before.plan.kind, before.plan.sides) == (after.plan.kind, after.plan.sides)
+    return (before.kind, before.sides) == (after.kind, after.sides)
 
 
 def passed_share(rows: Sequence[RowResult]) -> Share:
@@ -148,16 +178,19 @@ def shortfalls(
         if not passed.total or passed.value < wanted.min_pass:
             words = f"{passed.value:.2f} of the rows pass" if passed.total else "no row was judged"
             problems.append(f"{words}; at least {wanted.min_pass:.2f} is asked for")
-    if wanted.max_regression is not None and before is not None and not comparable(before, iteration):
+    if wanted.max_regression is not None and before is not None and not comparable(before.plan, iteration.plan):
         was, now = (f"{each.plan.kind} of {', '.join(each.plan.sides)}" for each in (before, iteration))
-        problems.append(f"no regression can be told: the iteration before is {was}, this one {now}")
+        problems.append(f"no regression can be told: {Path(before.folder).name} is {was}, this one {now}")
     elif wanted.max_regression is not None and before is not None:
         judged = {"passed", "failed"}
         old = {row.key: row for row in before.rows if row.status in judged}
         both = [row for row in rows if row.key in old and row.status in judged]
         fall = passed_share([old[row.key] for row in both]).value - passed_share(both).value
         if not both or round(fall, 9) > wanted.max_regression:
-            words = f"{fall:.2f} fewer of the rows pass than before" if both else "no row was judged before and now"
+            name = Path(before.folder).name
+            words = (
+                f"{fall:.2f} fewer of the rows pass than in {name}" if both else f"no row was judged in {name} and now"
+            )
             problems.append(f"{words}; at most {wanted.max_regression:.2f} may be lost")
     return tuple(problems)
 

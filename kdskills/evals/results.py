@@ -15,14 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator
 
-from kdskills.errors import CallerMustAct, StrPath, path_argument
+from kdskills.errors import CallerMustAct, FileRefused, StrPath, path_argument
 from kdskills.evals.figures import spread
 from kdskills.execution.dirs import locked, new_tree
+from kdskills.models import finite_number
 from kdskills.skills.private_files import make_folder, open_private, replace_file, write_private
+from kdskills.skills.safe_open import read_file
 
 EvalKind = Literal["retrieval", "trigger", "run", "scripts"]
 RowStatus = Literal["passed", "failed", "ungraded", "error"]
@@ -37,7 +39,14 @@ OUTPUTS: Final = "outputs"
 MAX_SLUG: Final = 60
 MAX_FILE: Final = 64 * 1024 * 1024
 """Bytes of a plan or of all rows that are read back."""
+MAX_ITERATION: Final = 999_999
 _ITERATION: Final = re.compile(r"iteration-([1-9][0-9]{0,5})")
+_SIDE: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+
+MAX_AMOUNT: Final = 2**53
+MAX_FACTOR: Final = 1e6
+Amount = Annotated[int, Field(ge=0, le=MAX_AMOUNT)]
+"""A count that others wrote, too: sums and means of many are finite."""
 
 
 class EvalsRefused(CallerMustAct, code="evals_invalid"):
@@ -49,7 +58,7 @@ class EvalsRefused(CallerMustAct, code="evals_invalid"):
 class EvalForm(BaseModel):
     """A frozen form that is written to disk; unknown keys are left alone."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class CheckVerdict(EvalForm):
@@ -66,6 +75,19 @@ class CheckVerdict(EvalForm):
     error: str = ""
 
 
+class RowFacts(EvalForm):
+    """Those of `RowResult.facts` that figures and reports read; there may be more, nested less deep than a parser goes."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
+
+    expects: bool = False
+    acceptable: tuple[str, ...] = ()
+    rank: Annotated[Amount, Field(ge=1)] | None = None
+    pulled: dict[str, dict[str, tuple[str, ...]]] = {}
+    model: str = ""
+
+
 class RowResult(EvalForm):
     """What one run of one evaluation came to.
 
@@ -79,6 +101,8 @@ class RowResult(EvalForm):
         verdicts: Checks first, then assertions.
         tokens: Input and output of all model calls; `estimated` where the provider counts none.
         judge_tokens: Those of the judge, which are not among `tokens`.
+        longest_reply: Tokens of the longest reply in its iteration until it ended, and
+        undercounted: how many times as many tokens as estimated a request had at most; a ceiling is held with both.
         cost: In dollars, where a price is known.
         error: Code of the error and its words, of status `error`.
         folder: What the run left behind, relative to the iteration.
@@ -88,19 +112,27 @@ class RowResult(EvalForm):
     eval: str
     skill: str | None = None
     side: str = "with_skill"
-    repeat: int = 0
+    repeat: Amount = 0
     status: RowStatus
     picked: tuple[str, ...] = ()
-    steps: int = 0
+    steps: Amount = 0
     verdicts: tuple[CheckVerdict, ...] = ()
-    tokens: int = 0
-    judge_tokens: int = 0
+    tokens: Amount = 0
+    judge_tokens: Amount = 0
+    longest_reply: Amount = 0
+    undercounted: float = Field(1.0, ge=1, le=MAX_FACTOR)
     estimated: bool = False
-    cost: float | None = None
-    duration_ms: int = 0
+    cost: float | None = Field(None, ge=0, le=1e12)
+    duration_ms: Amount = 0
     error: tuple[str, str] | None = None
     folder: str = ""
     facts: dict[str, Any] = {}
+
+    @field_validator("facts")
+    @classmethod
+    def _readable(cls, facts: dict[str, Any]) -> dict[str, Any]:
+        RowFacts.model_validate(facts)
+        return facts
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -142,7 +174,7 @@ class EvalPlan(EvalForm):
     digests: dict[str, str] = {}
     evals: dict[str, str] = {}
     repeats: dict[str, int] = {}
-    total: int = 0
+    total: Amount = 0
     kdskills: str = ""
     started: str = ""
     tasks: tuple[str, ...] = ()
@@ -180,6 +212,11 @@ class Iteration(EvalForm):
     def complete(self) -> bool:
         """Whether every row has ended, and none is an error."""
         return not self.missing and all(row.status != "error" for row in self.rows)
+
+
+def side_named(name: str) -> bool:
+    """Whether *name* may be that of a further side: it is a folder's, and nothing else in figures is called so."""
+    return _SIDE.fullmatch(name) is not None and name not in {"with_skill", "delta", "compared"}
 
 
 def slug_of(text: str) -> str:
@@ -343,8 +380,8 @@ class EvalWorkspace:
 
     def outside(self, *folders: Path) -> None:
         """Raise EvalsRefused, `workspace_inside`, if the workspace, links followed, lies in one of *folders*; blocks."""
-        place = Path(os.path.realpath(self.folder))
-        inside = next((folder for folder in folders if place.is_relative_to(os.path.realpath(folder))), None)
+        real = Path(os.path.realpath(self.folder))
+        inside = next((folder for folder in folders if real.is_relative_to(os.path.realpath(folder))), None)
         if inside is not None:
             message = f"the workspace {self.folder} lies in {inside}, whose skills would see results: say --workspace"
             raise EvalsRefused(message, code="workspace_inside", path=str(self.folder))
@@ -361,7 +398,7 @@ class EvalWorkspace:
         for number in reversed(self.numbers()):
             folder = self.folder / f"iteration-{number}"
             with suppress(EvalsRefused):  # whatever cannot be read is not gone on with
-                if task in _read_plan(folder).tasks:
+                if task in read_plan(folder).tasks:
                     return folder
         return None
 
@@ -370,9 +407,18 @@ class EvalWorkspace:
         own = next(filter(None, map(self.of_task, plan.tasks)), None)
         return self.resume(plan, own) if own is not None or resume else self.begin(plan)
 
+    def before(self, name: str) -> list[int]:
+        """Return the numbers of the iterations before the one of that name, in order; before any other name there is none."""
+        match = _ITERATION.fullmatch(name)
+        return [] if match is None else [number for number in self.numbers() if number < int(match[1])]
+
     def begin(self, plan: EvalPlan) -> IterationFolder:
-        """Make the next iteration."""
-        final = self.folder / f"iteration-{max(self.numbers(), default=0) + 1}"
+        """Make the next iteration. Raises EvalsRefused, `evals_invalid`: no number is left."""
+        number = max(self.numbers(), default=0) + 1
+        if number > MAX_ITERATION:
+            message = f"{self.folder} has iteration-{MAX_ITERATION}, and none has a higher number: say --workspace"
+            raise EvalsRefused(message, path=str(self.folder))
+        final = self.folder / f"iteration-{number}"
         with new_tree(final) as work:
             write_private(work / PLAN, plan.model_dump_json(indent=2) + "\n")
         return IterationFolder(final, plan)
@@ -394,6 +440,11 @@ class EvalWorkspace:
         if different:
             message = f"{folder.name} was begun with another {', '.join(different)}: begin a new one without --resume"
             raise EvalsRefused(message, code="evals_plan_changed", differs=list(different), path=str(folder))
+        if not _is_ours(folder):
+            message = (
+                f"{folder / BENCHMARK} is of another tool, and is not written over: move it, or begin a new iteration"
+            )
+            raise EvalsRefused(message, path=str(folder))
         for leftover in folder.glob("eval-*/.new-*"):
             shutil.rmtree(leftover, ignore_errors=True)
         _cut_torn_line(folder / ROWS)
@@ -409,42 +460,72 @@ def read_iteration(folder: StrPath) -> Iteration:
 
     Raises EvalsRefused: it is none, or a line of it cannot be understood.
     """
-    path = path_argument(folder, "iteration")
-    plan = _read_plan(path)
-    try:
-        lines = _read(path / ROWS).split(b"\n")[:-1] if (path / ROWS).exists() else []
-        rows = [RowResult.model_validate(json.loads(line)) for line in lines]
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, error) from error
+    plan, path = read_plan(folder), path_argument(folder, "iteration")
+    rows: list[RowResult] = []
+    for number, line in enumerate(_read(path, ROWS, b"").split(b"\n")[:-1], 1):
+        with _understood(path, f"line {number} of {ROWS}"):
+            row = RowResult.model_validate(_parsed(line))
+            if row.side not in plan.sides:
+                raise ValueError(f"the plan has no side {row.side!r:.100}")
+            rows.append(row)
     tokens = sum(spent_on(row, plan) for row in rows)
     return Iteration(
         folder=str(path), plan=plan, rows=tuple({row.key: row for row in rows}.values()), tokens_spent=tokens
     )
 
 
+def read_plan(folder: StrPath) -> EvalPlan:
+    """Return what an iteration runs. Raises EvalsRefused: it is none of ours, or its plan cannot be understood."""
+    path = path_argument(folder, "iteration")
+    data = _read(path, PLAN)
+    with _understood(path, PLAN):
+        plan = EvalPlan.model_validate(_parsed(data))
+        strange = [name for name in plan.sides if name != "with_skill" and not side_named(name)]
+        if strange or len(set(plan.sides)) < len(plan.sides):
+            raise ValueError(f"its sides have no names of their own: {', '.join(strange or plan.sides):.100}")
+    return plan
+
+
+@contextmanager
+def _understood(path: Path, part: str) -> Iterator[None]:
+    """Raise EvalsRefused for what a file of an iteration has instead of what it should, and say where."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False, include_input=False)[0]
+            reason = f"{'.'.join(map(str, first['loc'][:4]))[:100]}: {first['msg']:.200}"
+        message = f"{path} is no iteration that can be read: {part}: {reason}"
+        raise EvalsRefused(message, path=str(path)) from error
+
+
+def _parsed(data: bytes) -> Any:
+    return json.loads(data, parse_float=finite_number, parse_constant=finite_number)
+
+
+def _read(path: Path, name: str, otherwise: bytes | None = None) -> bytes:
+    """Return a file of an iteration, or what counts where it is not there. Raises EvalsRefused."""
+    try:
+        return read_file(path, name, limit=MAX_FILE).data
+    except FileRefused as error:
+        if error.code == "file_missing" and otherwise is not None:
+            return otherwise
+        message = f"{path} is no iteration that can be read: {error.message}"
+        raise EvalsRefused(message, path=str(path)) from error
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether figures in an iteration's folder, if there are any, are those of this program."""
+    with suppress(EvalsRefused), _understood(folder, BENCHMARK):
+        figures = _parsed(_read(folder, BENCHMARK, b'{"kdskills": {}}'))
+        return isinstance(figures, dict) and "kdskills" in figures
+    return False
+
+
 def spent_on(row: RowResult, plan: EvalPlan) -> int:
     """Return the tokens a row took in its iteration; where it was only judged again, those of the judge."""
     return row.judge_tokens + (0 if plan.judged else row.tokens)
-
-
-def _read_plan(folder: Path) -> EvalPlan:
-    try:
-        return EvalPlan.model_validate(json.loads(_read(folder / PLAN)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(folder, error) from error
-
-
-def _unreadable(folder: Path, error: Exception) -> EvalsRefused:
-    reason = "holds what is none" if isinstance(error, ValidationError) else str(error)
-    return EvalsRefused(f"{folder} is no iteration that can be read: {reason}", path=str(folder))
-
-
-def _read(path: Path) -> bytes:
-    with open_private(path, "rb") as stream:
-        data: bytes = stream.read(MAX_FILE + 1)
-    if len(data) > MAX_FILE:
-        raise ValueError(f"{path.name} has more than {MAX_FILE} bytes")
-    return data
 
 
 def _cut_torn_line(path: Path) -> None:

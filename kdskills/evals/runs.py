@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack, cast
 
+from pydantic import ValidationError
+
 from kdskills import __version__
 from kdskills.bundle import Bundle, load_bundle
 from kdskills.bundle.descriptor import DECISION
@@ -36,11 +38,12 @@ from kdskills.evals.results import (
     IterationFolder,
     RowResult,
     RowStatus,
+    side_named,
     workspace_of,
     write_row_files,
 )
 from kdskills.evals.retrieval import rank_rows, retrieval_figures
-from kdskills.evals.sides import WITH, EvalSide, other_side
+from kdskills.evals.sides import WITH, EvalSide, folders_of, other_side
 from kdskills.models import ModelPrice, ModelProvider
 from kdskills.session.receipts import text_digest
 from kdskills.session.workspace import MAX_TOTAL
@@ -257,7 +260,10 @@ class EvalRun:
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        self.meter = Meter(self.options.get("rate"), self.options.get("max_tokens_total"), self.folder.tokens_spent)
+        rows, ceiling = self.folder.rows.values(), self.options.get("max_tokens_total")
+        longest = max((row.longest_reply for row in rows), default=0)
+        factor = max((row.undercounted for row in rows), default=1.0)
+        self.meter = Meter(self.options.get("rate"), ceiling, self.folder.tokens_spent, longest, factor)
 
     async def run(self, rows: Sequence[tuple[Eval, str, int]]) -> None:
         """Run the rows that have not ended yet, each an evaluation, a side's name and a repetition.
@@ -313,7 +319,7 @@ class EvalRun:
             if not facts.get("tokens"):
                 raise CeilingMet
         expected = {"expects": bool(right_skills(row)), "acceptable": list(row.acceptable)}
-        return RowResult(
+        return row_of(
             eval=row.id,
             skill=row.skill or row.owner,
             side=side,
@@ -324,6 +330,8 @@ class EvalRun:
             error=error,
             folder=self.folder.name_of(key),
             judge_tokens=turn.judge_tokens,
+            longest_reply=self.meter.longest,
+            undercounted=self.meter.factor,
             **facts | {"facts": facts.get("facts", {}) | expected},
         )
 
@@ -412,6 +420,17 @@ class EvalRun:
         )
 
 
+def row_of(**facts: Any) -> RowResult:
+    """Return the result of a row; one whose provider counts what cannot be, such as fewer tokens than none, is an error without it."""
+    try:
+        return RowResult(**facts)
+    except ValidationError as refused:
+        names = {str(error["loc"][0]) for error in refused.errors()}
+        valid = {name: value for name, value in facts.items() if name not in names}
+        error = ("model_usage_invalid", f"the provider counts what cannot be: {', '.join(sorted(names))}")
+        return RowResult(**valid | {"status": "error", "error": error})
+
+
 async def verdicts_of(grading: Awaitable[Verdicts]) -> tuple[Verdicts, tuple[str, str] | None]:
     """Return the verdicts of a row, and code and words of what kept some or all of them from being made.
 
@@ -481,16 +500,18 @@ async def run(
 
     Raises:
         BadRequest: Evaluations or options that cannot be used.
-        EvalsRefused: Another run writes to the workspace, or there is nothing to go on with.
+        EvalsRefused: Another run writes to the workspace, it lies where skills would see it, or there is nothing to go on with.
         ExecRefused: No engine runs scripts here.
     """
     bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     shared = cast("Wiring", SharedWiring(wiring or default_wiring()))
     rows = checked_evals(evals, kind, options, compared=(against is not None, baseline is not None))
+    if against is not None and not side_named(against[0]):
+        raise BadRequest(f"{against[0]!r:.100} cannot be the name of a side", code="side_invalid")
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
-        stack.enter_context(space.alone(bundle.root))
+        stack.enter_context(space.alone(*folders_of(bundle, baseline)))
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-eval-"))
         sides = [EvalSide(WITH, bundle)]
         if against is not None or kind == "run":

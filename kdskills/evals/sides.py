@@ -37,6 +37,13 @@ class EvalSide:
     without: bool = False
 
 
+def folders_of(*sides: Bundle | str | None) -> tuple[Path, ...]:
+    """Return the folders that skills of bundles read: their own, and those of their skills, which may lie outside."""
+    bundles = [each for each in sides if isinstance(each, Bundle)]
+    places = [(each.root, each.descriptor.resolve_root(each.root)) for each in bundles]
+    return tuple(folder for pair in places for folder in pair if folder is not None)
+
+
 def other_side(
     bundle: Bundle,
     subsystem: SkillsSubsystem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,9 @@ def test_what_was_kept_is_judged_again(bundle):
     assert {(change["change"], change["before"][0]) for change in judged["changes"]} == {("status", "ungraded")}
     with ModelServer([]) as server:
         assert "4 ungraded" not in ended(started(server, "judge", bundle, kept["folder"]), 0)
+        shutil.copytree(kept["folder"], bundle / "work/iteration-1")
+        inside = started(server, "judge", bundle, bundle / "work/iteration-1")
+        assert (inside.communicate(timeout=120)[1].partition(":")[0], inside.returncode) == ("workspace_inside", 2)
         assert server.requests == []
 
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from kdskills.app.operations.models import Finding, Input, Output
+from kdskills.app.operations.models import (
+    Finding,
+    Input,
+    Output,
+    PageInput,
+    PageOutput,
+    decode_cursor,
+    encode_cursor,
+)
 from kdskills.errors import BadRequest, NotFound
 from kdskills.evals.reports import RowChange, changes, former_iteration, page, passed_share
 from kdskills.evals.results import EvalsRefused, EvalWorkspace, Iteration, RowResult, read_iteration, workspace_of
@@ -17,9 +25,6 @@ from kdskills.evals.runs import figures_of
 if TYPE_CHECKING:
     from kdskills.app.operations.bundles import BundleLoader
     from kdskills.app.operations.table import Context
-
-MAX_ITERATIONS: Final = 200
-"""The newest iterations that one list has."""
 
 
 class EvalsInput(Input):
@@ -67,12 +72,16 @@ class EvalIteration(Output):
     missing: int
 
 
-class EvalsOutput(Output):
+class EvalsOutput(PageOutput):
     """The iterations of a workspace, the newest first; those that cannot be read are told as findings."""
 
     workspace: str
     iterations: tuple[EvalIteration, ...]
     diagnostics: tuple[Finding, ...] = ()
+
+
+class EvalListInput(EvalsInput, PageInput):
+    """Whose evaluations, and which page of them."""
 
 
 class EvalIterationInput(EvalsInput):
@@ -92,6 +101,7 @@ class EvalIterationOutput(EvalIteration):
     compared_with: int | None = None
     changes: tuple[RowChange, ...] = ()
     page: str = ""
+    diagnostics: tuple[Finding, ...] = ()
 
 
 def _side_figures(name: str, rows: list[RowResult]) -> SideFigures:
@@ -115,18 +125,26 @@ def _facts(number: int, iteration: Iteration) -> dict[str, Any]:
     return {"number": number, "sides": sides, "missing": iteration.missing, **facts}
 
 
-async def list_evals(bundles: BundleLoader, arguments: EvalsInput, context: Context) -> EvalsOutput:
+async def list_evals(bundles: BundleLoader, arguments: EvalListInput, context: Context) -> EvalsOutput:
     """List what evaluations of a bundle came to."""
     space = await arguments.space(bundles, context)
 
     def read_all() -> EvalsOutput:
         rows, findings = [], []
-        for number in space.numbers()[: -MAX_ITERATIONS - 1 : -1]:
+        before = None if arguments.cursor is None else decode_cursor(arguments.cursor, int)[0]
+        numbers = [number for number in reversed(space.numbers()) if before is None or number < before]
+        following = encode_cursor(numbers[arguments.limit - 1]) if len(numbers) > arguments.limit else None
+        for number in numbers[: arguments.limit]:
             try:
                 rows.append(EvalIteration(**_facts(number, read_iteration(space.folder / f"iteration-{number}"))))
             except EvalsRefused as error:
                 findings.append(Finding(code=error.code, severity="warning", message=error.message))
-        return EvalsOutput(workspace=str(space.folder), iterations=tuple(rows), diagnostics=tuple(findings))
+        return EvalsOutput(
+            workspace=str(space.folder),
+            iterations=tuple(rows),
+            next_cursor=following,
+            diagnostics=tuple(findings),
+        )
 
     return await asyncio.to_thread(read_all)
 
@@ -141,14 +159,15 @@ async def get_evals(bundles: BundleLoader, arguments: EvalIterationInput, contex
             raise NotFound(f"there is no iteration {number} of evaluations here", number=number)
         iteration = read_iteration(space.folder / f"iteration-{number}")
         before = None if arguments.before is None else space.folder / f"iteration-{arguments.before}"
-        former, figures = former_iteration(iteration, before), figures_of(iteration)
-        return EvalIterationOutput(
+        (former, findings), figures = former_iteration(iteration, before), figures_of(iteration)
+        return EvalIterationOutput.of(
             **_facts(number, iteration),
             rows=iteration.rows,
             figures=figures,
             compared_with=None if former is None else int(Path(former.folder).name.removeprefix("iteration-")),
             changes=() if former is None else changes(former, iteration),
             page=page(iteration, figures),
+            diagnostics=findings,
         )
 
     return await asyncio.to_thread(read_one)

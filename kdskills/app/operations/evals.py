@@ -14,7 +14,7 @@ from kdskills.app.operations.environments import chosen_skills
 from kdskills.app.operations.models import Finding, Input, Output
 from kdskills.app.operations.scripts import SkillScriptsInput, script_runtime
 from kdskills.bundle.descriptor import DECISION
-from kdskills.errors import BadRequest, NotFound
+from kdskills.errors import BadRequest, Diagnostic, NotFound
 from kdskills.evals.files import MAX_PROMPT, PUBLISHED, Eval, add_row, read
 from kdskills.evals.rejudging import judge
 from kdskills.evals.reports import RowChange, Thresholds, changes, former_iteration, report, shortfalls
@@ -97,7 +97,7 @@ class EvalOutput(Output):
 
     `figures` are those of each side by its name, and of two sides `compared`; `missing` counts rows that were not run, and
     `complete` says that every row was, and none is an error. `below` tells what it falls short of; complete and without any it
-    is `ok`. `changes` are those since the iteration before, which is the one named or has the number before.
+    is `ok`. `changes` are those since the iteration `before`: the one named, or the last one of the same kind and sides; without one it is "".
     """
 
     YES: ClassVar[str] = "ok"
@@ -112,6 +112,7 @@ class EvalOutput(Output):
     missing: int
     complete: bool
     figures: dict[str, Any]
+    before: str = ""
     changes: tuple[RowChange, ...] = ()
     diagnostics: tuple[Finding, ...] = ()
 
@@ -181,7 +182,11 @@ def answer_of(
     iteration: Iteration, wanted: Thresholds, before: Path | None = None, diagnostics: Iterable[object] = ()
 ) -> EvalOutput:
     """Write the report of an iteration and return the answer about it; blocks."""
-    plan, figures, former = iteration.plan, figures_of(iteration), former_iteration(iteration, before)
+    plan, figures = iteration.plan, figures_of(iteration)
+    former, findings = former_iteration(iteration, before)
+    if former is None and wanted.max_regression is not None:
+        words = f"no iteration before is a {plan.kind} of {', '.join(plan.sides)}: no regression can be told"
+        findings += (Diagnostic("eval_former_missing", "info", words),)
     report(iteration, figures)
     below = shortfalls(iteration, figures, wanted, former)
     complete = iteration.complete
@@ -192,8 +197,9 @@ def answer_of(
         ok=complete and not below,
         below=below,
         figures=figures,
+        before="" if former is None else former.folder,
         changes=() if former is None or former.plan.kind != plan.kind else changes(former, iteration),
-        diagnostics=tuple(diagnostics),
+        diagnostics=(*diagnostics, *findings),
     )
 
 
@@ -202,7 +208,7 @@ class ReportInput(Thresholds, Input):
 
     iteration: Path = Field(description="Folder of the iteration.")
     before: Path | None = Field(
-        None, description="Folder of an earlier iteration; none means the one with the number before."
+        None, description="Folder of an earlier iteration; none means the last one before of its kind and sides."
     )
 
 
@@ -240,6 +246,7 @@ async def judge_evals(wiring: HostWiring, settings: Settings, arguments: JudgeIn
     iteration = await judge(
         evals.evals,
         arguments.iteration,
+        bundle=arguments.bundle,
         resume=arguments.resume,
         wiring=wiring,
         tell=context.emit or (lambda progress: None),

@@ -149,6 +149,8 @@ def print_rows(answer: Any) -> None:
         out.print(f"of {counted(pairs['pairs'], 'pair')} {words}: p = {pairs['p']:.3f}", soft_wrap=True)
     if answer.missing:
         out.print(f"[yellow]{counted(answer.missing, 'row')} not run: go on with --resume[/]")
+    if answer.before:
+        out.print(f"{counted(len(answer.changes), 'change')} since {plain(answer.before)}", soft_wrap=True)
     for words in answer.below:
         out.print(f"[red]{line(words)}[/]", soft_wrap=True)
     out.print(f"wrote {plain(answer.folder)}, with report.html", soft_wrap=True)

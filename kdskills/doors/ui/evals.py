@@ -18,7 +18,11 @@ ROWS: Final = 200
 
 async def iterations(call: ConsoleCall) -> Response:
     """List the iterations of this bundle's evaluations."""
-    return call.page("evals.html.j2", "Evals", answer=await call.ask("evals.list", bundle=call.folder))
+    return call.page(
+        "evals.html.j2",
+        "Evals",
+        answer=await call.ask("evals.list", bundle=call.folder, cursor=call.query.get("cursor"), limit=50),
+    )
 
 
 async def iteration(call: ConsoleCall) -> Response:

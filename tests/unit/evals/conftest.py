@@ -70,14 +70,17 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def evaluate(folder, tmp_path):
-    """Return a function that runs evaluations with planted replies by id, and gives the iteration; `.model` is the last model."""
+    """Return a function that runs evaluations with planted replies by id, and gives the iteration.
+
+    `.model` and `.wiring` are those of the last run, `.place` is the workspace.
+    """
 
     async def make(evals, planted, kind="trigger", **options):
         replies = {name if name.startswith("prompt") else f"prompt {name}": each for name, each in planted.items()}
         make.model = options.pop("model", None) or PlantedModel(replies)
-        wiring = PlainWiring(executors={"fake": FakeExecutor()}, models=options.pop("models", {}))
-        workspace = tmp_path / "work"
-        given = {"workspace": workspace, "wiring": wiring, "model": make.model} | options
-        return await run(folder, evals, kind, **given)
+        make.wiring = PlainWiring(executors={"fake": FakeExecutor()}, models=options.pop("models", {}))
+        given = {"workspace": make.place, "wiring": make.wiring, "model": make.model} | options
+        return await run(given.pop("bundle", folder), evals, kind, **given)
 
+    make.place = tmp_path / "work"
     return make

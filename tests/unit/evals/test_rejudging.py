@@ -13,6 +13,9 @@ import pytest
 from kdskills.errors import BadRequest, ModelFailed
 from kdskills.evals import judge
 from kdskills.evals.results import EvalsRefused, read_iteration
+from kdskills.models import Usage
+from kdskills.skills.private_files import replace_file
+from kdskills.skills.safe_open import read_file
 from kdskills.solver import PlainWiring
 from kdskills.testing.models import ScriptedModel, call
 from tests.unit.evals.planted import answer, evaluation, load, quoted
@@ -155,3 +158,46 @@ async def test_what_cannot_be_judged_is_refused(kept, evaluate):
             await judge(evals, folder, wiring=silent())
         assert refused.value.code == code
     assert set(contents(kept.folder, "..")) & {"iteration-2", "iteration-3"} == {"iteration-2"}
+
+
+async def test_no_workspace_lies_where_skills_see_it(kept, folder, tmp_path):
+    """Iterations in the bundle, in a skill's folder or where its skills are otherwise are not judged into; nothing is made."""
+    outside = tmp_path / "outside"
+    (outside / "skills_descriptor.yaml").parent.mkdir()
+    (outside / "skills_descriptor.yaml").write_text(f"custom_skills_root: {tmp_path / 'elsewhere'}\n")
+    shutil.copytree(folder / "skills", tmp_path / "elsewhere")
+    (tmp_path / "door").symlink_to(folder)
+    for bundle, place in (
+        (folder, folder / "work"),
+        (tmp_path / "door", folder / "work"),
+        (folder, tmp_path / "door/work"),
+        (folder / "skills/acme/sales", folder / "skills/acme/sales/work"),
+        (outside, tmp_path / "elsewhere/work"),
+    ):
+        shutil.copytree(Path(kept.folder), place / "iteration-1", dirs_exist_ok=True)
+        with pytest.raises(EvalsRefused) as refused:
+            await judge([ROW], place / "iteration-1", bundle=bundle, wiring=silent())
+        assert refused.value.code == "workspace_inside", place
+        assert [path.name for path in place.iterdir()] == ["iteration-1"]
+    assert (await judge([ROW], kept.folder, bundle=outside, wiring=silent())).folder.endswith("iteration-2")
+
+
+async def test_sides_of_strangers_lead_nowhere(kept, tmp_path):
+    """An iteration whose side leads out of it is refused before anything is written or taken away."""
+    (tmp_path / "up").mkdir()
+    for path in (Path(kept.folder, name) for name in ("plan.json", "rows.jsonl")):
+        replace_file(path, read_file(path.parent, path.name, limit=10**6).data.replace(b"with_skill", b"../../../up"))
+    before = contents(tmp_path)
+    with pytest.raises(EvalsRefused) as refused:
+        await judge([ROW], kept.folder, wiring=silent())
+    assert (refused.value.code, contents(tmp_path)) == ("evals_invalid", before)
+
+
+async def test_going_on_keeps_to_the_judges_ceiling(kept):
+    """The longest reply of the judge is remembered, not that of the model that was judged."""
+    yes = replace(quoted("sales rose by half"), usage=Usage(10, 29_990))
+    first = ScriptedModel([yes, yes])
+    half = await judge([ROW], kept.folder, judge=first, wiring=silent(), max_tokens_total=50_000)
+    assert [(row.status, row.longest_reply) for row in half.rows] == [("passed", 29_990), ("error", 29_990)]
+    again = await judge([ROW], kept.folder, judge=first, wiring=silent(), max_tokens_total=50_000, resume=True)
+    assert (again.rows, again.rows[1].error[0], len(first.requests)) == (half.rows, "ceiling_met", 1)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from functools import partial
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from kdskills import evals
+from kdskills.app import Host, Settings
 from kdskills.evals.reports import Thresholds, changes, former_iteration, junit, page, report, shortfalls
 from kdskills.evals.results import CheckVerdict, EvalPlan, EvalsRefused, Iteration, RowResult, write_json
 from kdskills.evals.runs import figures_of
@@ -257,15 +260,68 @@ def test_only_what_is_alike_is_held_to_no_regression():
     assert shortfalls(after, figures_of(after), wanted, iteration(rows=rows)) == ()
 
 
-def test_the_iteration_before(tmp_path):
-    """It is the one with the number before, where it can be read."""
-    for number, kind in ((1, "trigger"), (2, "trigger"), (3, "run")):
-        folder = tmp_path / f"iteration-{number}"
-        folder.mkdir()
-        write_json(folder / "plan.json", iteration(kind=kind).plan.model_dump(mode="json"))
-    found = former_iteration(iteration(tmp_path / "iteration-2"))
-    assert found is not None
-    assert found.folder.endswith("iteration-1")
-    assert former_iteration(iteration(tmp_path / "iteration-3", kind="run")) is not None
-    assert former_iteration(iteration(tmp_path / "iteration-1")) is None
-    assert former_iteration(iteration(tmp_path / "mine")) is None
+@pytest.fixture
+def planned(tmp_path):
+    """Gives an iteration of a number, kind and sides that lies in the workspace, with rows as of `iteration`."""
+
+    def put(number, kind="trigger", rows=(), **facts):
+        made = iteration(tmp_path / f"iteration-{number}", rows, kind=kind, **facts)
+        Path(made.folder).mkdir()
+        write_json(Path(made.folder, "plan.json"), made.plan.model_dump(mode="json"))
+        Path(made.folder, "rows.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in made.rows))
+        return made
+
+    return put
+
+
+def test_the_iteration_before(planned, tmp_path):
+    """It is the last one before of the same kind and sides, however many others lie between; one that is named is that."""
+    first, other = planned(1), planned(2, sides=("with_skill", "new"))
+    planned(4, "run")
+    sixth, tenth, later = planned(6), planned(10), planned(11)
+    for made, former in ((later, tenth), (tenth, sixth), (sixth, first), (first, None), (other, None)):
+        assert former_iteration(made) == (former, ())
+    assert former_iteration(tenth, other.folder) == (other, ())
+    assert former_iteration(iteration(tmp_path / "mine")) == (None, ())
+    (tmp_path / "link").symlink_to(tenth.folder)
+    assert former_iteration(iteration(tmp_path / "link"))[0] == sixth
+    with pytest.raises(EvalsRefused):
+        former_iteration(tenth, tmp_path / "nothing")
+
+
+def test_an_unreadable_iteration_before_is_told(planned, tmp_path):
+    """It is passed over with a diagnostic, whatever it is; those behind what is compared are not looked at."""
+    planned(1)
+    (tmp_path / "iteration-1/plan.json").write_text("{")
+    former, after = planned(2), planned(6)
+    (tmp_path / "iteration-3").write_text("no folder")
+    (tmp_path / "iteration-4").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "iteration-5").mkdir()
+    (tmp_path / "iteration-5/benchmark.json").write_text("{}")
+    found, (finding,) = former_iteration(after)
+    assert (found, finding.code, finding.severity) == (former, "eval_former_unreadable", "warning")
+    assert "iteration-5 is no iteration that can be read" in finding.message
+    assert "nor can 2 before it" in finding.message
+    Path(former.folder, "rows.jsonl").write_text('{"eval": "a", "status": "passed", "side": "none of it"}\n')
+    found, (finding,) = former_iteration(after)
+    assert (found, "nor can 4 before it" in finding.message) == (None, True)
+
+
+@pytest.mark.parametrize(("status", "ok"), [("passed", True), ("failed", False)])
+async def test_an_answer_says_what_it_was_compared_with(planned, status, ok):
+    """The regression and the changes are those since the last one that is alike; where there is none, that is said."""
+    first = planned(1, rows=[("a", "passed", "a.x"), ("b", "passed", "a.x")])
+    planned(2, "run", rows=[("a", "failed")])
+    planned(3, rows=[("a", "passed", "a.x"), ("b", status, "a.x")])
+    host = Host(Settings(), entry_points=False)
+    ask = partial(host.call, "evals.report", max_regression=0.1)
+    answer = await ask(iteration=str(Path(first.folder).with_name("iteration-3")))
+    assert (answer.ok, answer.before, answer.diagnostics) == (ok, first.folder, ())
+    assert [(row.eval, row.change) for row in answer.changes] == ([] if ok else [("b", "broken")])
+    assert answer.below == (
+        () if ok else ("0.50 fewer of the rows pass than in iteration-1; at most 0.10 may be lost",)
+    )
+    alone = await ask(iteration=first.folder)
+    assert (alone.ok, alone.before, alone.changes) == (True, "", ())
+    assert [finding.code for finding in alone.diagnostics] == ["eval_former_missing"]
+    assert (await host.call("evals.report", iteration=first.folder)).diagnostics == ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdskills.evals.reports import report
 from kdskills.evals.results import (
     CheckVerdict,
     EvalPlan,
@@ -20,6 +22,7 @@ from kdskills.evals.results import (
     slugs_of,
     write_row_files,
 )
+from kdskills.evals.runs import figures_of
 
 PLAN = EvalPlan(
     kind="run", bundle="b", consumer="c", sides=("with_skill", "without_skill"), evals={"a": "", "b": ""}, total=4
@@ -188,3 +191,122 @@ def test_the_keys_of_a_plan_are_all_its_rows():
         *(("a", "with_skill", 0), ("a", "without_skill", 0)),
         *(("b", "with_skill", 0), ("b", "with_skill", 1), ("b", "without_skill", 0), ("b", "without_skill", 1)),
     ]
+
+
+def put(folder, *lines, plan=None):
+    """Write an iteration as somebody else may have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "plan.json").write_text(plan or PLAN.model_dump_json())
+    (folder / "rows.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def line_of(**facts):
+    """The line of a row with fields of any shape."""
+    return json.dumps({"eval": "a", "status": "passed"} | facts)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(line_of(facts=facts) for facts in (
+            [], {"pulled": 1}, {"pulled": {"s": []}}, {"pulled": {"s": {"f": 3}}}, {"rank": "first"}, {"rank": 0},
+            {"rank": -1}, {"rank": 10**30}, {"expects": []}, {"acceptable": 7}, {"model": {}},
+        )),
+        *(line_of(**{name: value}) for name in ("tokens", "judge_tokens", "steps", "repeat", "duration_ms")
+          for value in (-1, 10**400, 1.5)),
+        *(line_of(cost=0).replace("0", value) for value in ("NaN", "Infinity", "1e400", "-1", "1e300", '"much"')),
+        *(line_of(facts={"more": 0}).replace("0", value) for value in ("NaN", "1e400", "9" * 5000, "[" * 400 + "]" * 400)),
+        *(line_of(side=side) for side in ("third", "", "../../up", "WITH_SKILL")),
+        *(line_of(**{name: 7}) for name in ("picked", "verdicts", "error", "folder", "skill", "status")),
+    ],
+)  # fmt: skip
+def test_rows_of_strangers_are_refused_with_their_line(tmp_path, line):
+    """Facts of other shapes, numbers without bound and sides that are not planned: one refusal, which says where."""
+    put(tmp_path, line_of(), line)
+    with pytest.raises(EvalsRefused, match=r"line 2 of rows\.jsonl: ") as refused:
+        read_iteration(tmp_path)
+    assert refused.value.code == "evals_invalid"
+    assert len(refused.value.message) < 1000 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "trigger", "run"])
+def test_facts_nobody_knows_are_kept(tmp_path, kind):
+    """What another version wrote beside ours stays with its row, and figures, page and JUnit are made of it."""
+    more = {"later": {"deep": [1, None, "x"]}, "rank": None, "expects": True}
+    put(tmp_path, line_of(facts=more, tokens=2**53), plan=PLAN.model_copy(update={"kind": kind}).model_dump_json())
+    iteration = read_iteration(tmp_path)
+    assert iteration.rows[0].facts == more
+    assert figures_of(iteration)
+    assert "later" not in report(iteration).read_text()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"sides": ["../../up"]}, {"sides": ["a", "a"]}, {"sides": ["/etc"]}, {"sides": [""]}, {"sides": []}, {"sides": ["delta"]},
+        {"total": -1}, {"total": 10**400}, {"temperature": "warm"}, {"evals": []}, {"kind": "dance"},
+    ],
+)  # fmt: skip
+def test_plans_of_strangers_are_refused(tmp_path, changed):
+    """A side is the name of a folder in the iteration and nothing else; amounts have a bound."""
+    plan = json.dumps(PLAN.model_dump(mode="json") | changed)
+    with pytest.raises(EvalsRefused, match=r"plan\.json: ") as refused:
+        read_iteration(put(tmp_path, plan=plan))
+    assert refused.value.code == "evals_invalid"
+
+
+@pytest.mark.parametrize("name", ["plan.json", "rows.jsonl"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+    """A pipe, a link or a folder in place of a file is refused at once."""
+    outside = put(tmp_path / "other", line_of()) / name
+    place = put(tmp_path / "mine", line_of()) / name
+    for make in (lambda: os.mkfifo(place), lambda: place.symlink_to(outside), place.mkdir):
+        place.unlink()
+        make()
+        with pytest.raises(EvalsRefused, match=r"mine is no iteration that can be read: "):
+            read_iteration(place.parent)
+
+
+def test_iterations_of_another_tool_are_left_alone(tmp_path):
+    """One with figures alone is none of ours: it is refused, not written to, and the next number is taken."""
+    space = EvalWorkspace(tmp_path)
+    theirs = tmp_path / "iteration-3/benchmark.json"
+    theirs.parent.mkdir()
+    theirs.write_text('{"run_summary": {"with_skill": {"pass_rate": {"mean": 1}}}}')
+    before = theirs.read_bytes()
+    for use in (lambda: read_iteration(theirs.parent), lambda: report(theirs.parent), lambda: space.resume(PLAN)):
+        with pytest.raises(EvalsRefused, match=r"no iteration that can be read: .*plan\.json") as refused:
+            use()
+        assert refused.value.code == "evals_invalid"
+    assert space.begin(PLAN).folder.name == "iteration-4"
+    assert ([path.name for path in theirs.parent.iterdir()], theirs.read_bytes()) == (["benchmark.json"], before)
+
+
+@pytest.mark.parametrize("content", ['{"run_summary": {}}', "[]", "{", "NaN", ""])
+def test_figures_of_another_tool_are_not_written_over(tmp_path, content):
+    """An iteration of ours in which another tool put its figures is not gone on with; without them it is."""
+    space = EvalWorkspace(tmp_path)
+    folder = space.begin(PLAN).folder
+    (folder / "benchmark.json").write_text(content)
+    with pytest.raises(EvalsRefused, match="is of another tool") as refused:
+        space.resume(PLAN)
+    assert (refused.value.code, (folder / "benchmark.json").read_text()) == ("evals_invalid", content)
+    (folder / "benchmark.json").unlink()
+    again = space.resume(PLAN)
+    again.close(lambda iteration: {})
+    assert space.resume(PLAN).folder == folder
+
+
+def test_numbers_have_an_end(tmp_path):
+    """A number beyond the last is nobody's; where the last one is taken, it is said, and nothing is written over."""
+    space = EvalWorkspace(tmp_path)
+    for name in ("iteration-999999999999", "iteration-0", "iteration-01", "iteration--5", "iteration-\u0663"):
+        (tmp_path / name).mkdir()
+    assert space.begin(PLAN).folder.name == "iteration-1"
+    (tmp_path / "iteration-999999").write_text("no folder")
+    with pytest.raises(EvalsRefused, match="none has a higher number") as refused:
+        space.begin(PLAN)
+    assert (refused.value.code, (tmp_path / "iteration-999999").read_text()) == ("evals_invalid", "no folder")
+    with pytest.raises(EvalsRefused):
+        space.resume(PLAN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.bundle import load_bundle
 from kdskills.errors import BadRequest, ModelFailed
+from kdskills.evals import read, report
+from kdskills.evals.files import MAX_PROMPT
 from kdskills.evals.metering import request_tokens
 from kdskills.evals.results import EvalsRefused, EvalWorkspace, read_iteration
 from kdskills.evals.runs import trigger_figures
@@ -203,6 +207,16 @@ async def test_what_a_provider_breaks_is_no_traceback(evaluate):
     assert (iteration.rows[0].status, iteration.rows[0].error) == ("error", ("internal_error", "ZeroDivisionError"))
 
 
+@pytest.mark.parametrize("usage", [Usage(-500, 10), Usage(10**30, 10), Usage(10, 10**30)])
+async def test_what_a_provider_counts_wrong_is_an_error(evaluate, usage):
+    """Fewer tokens than none, or more than there are: the row is an error, the others stand, and the iteration is readable."""
+    planted = {"odd": [say("x", usage=usage)], "fine": [load("sales")]}
+    iteration = await evaluate([evaluation("odd"), evaluation("fine")], planted)
+    assert [row.status for row in iteration.rows] == ["error", "passed"]
+    assert iteration.rows[0].error[0] == "model_usage_invalid"
+    assert read_iteration(iteration.folder).rows == iteration.rows
+
+
 async def test_the_ceiling_stops_before(evaluate):
     """No call begins that would go over it; what ended stands, and a higher ceiling goes on from there."""
     evals = [evaluation(str(number)) for number in range(6)]
@@ -214,6 +228,20 @@ async def test_the_ceiling_stops_before(evaluate):
     assert len(evaluate.model.requests) == 2
     rest = await evaluate(evals, planted, max_tokens_total=1_000_000, resume=True)
     assert (len(rest.rows), rest.missing, len(evaluate.model.requests)) == (6, 0, 4)
+
+
+@pytest.mark.parametrize("usage", [Usage(10, 29_990), Usage(29_990, 10), None])
+async def test_the_first_call_after_going_on_keeps_to_the_ceiling(evaluate, usage):
+    """How long replies and requests were stands in the rows: going on asks nothing that would go over, also when it is estimated."""
+    evals = [evaluation(str(number)) for number in range(4)]
+    reply = say("done", usage=usage) if usage else replace(say("done " * 24_000), usage=Usage())
+    planted = {str(number): [reply] for number in range(4)}
+    first = await evaluate(evals, planted, max_tokens_total=70_000)
+    assert (len(first.rows), first.missing, len(evaluate.model.requests)) == (2, 2, 2)
+    again = await evaluate(evals, planted, max_tokens_total=70_000, resume=True)
+    assert (again.rows, evaluate.model.requests) == (first.rows, [])
+    rest = await evaluate(evals, planted, max_tokens_total=1_000_000, resume=True)
+    assert (rest.missing, len(evaluate.model.requests)) == (0, 2)
 
 
 async def test_the_ceiling_counts_all_that_is_sent(evaluate):
@@ -234,7 +262,7 @@ async def test_what_a_ceiling_broke_off_is_kept_and_counted(evaluate):
     assert [(row.status, row.error and row.error[0], row.tokens) for row in broken.rows] == [
         ("error", "ceiling_met", 50_000)
     ]
-    again = await evaluate([evaluation("a")], planted, max_tokens_total=90_000, resume=True)
+    again = await evaluate([evaluation("a")], planted, max_tokens_total=120_000, resume=True)
     assert (len(evaluate.model.requests), again.tokens_spent) == (1, 100_000)
     assert (read_iteration(again.folder).tokens_spent, len(again.rows)) == (100_000, 1)
 
@@ -336,6 +364,25 @@ async def test_no_workspace_lies_in_the_bundle(evaluate, folder, tmp_path, kind)
     assert sorted(path.name for path in folder.iterdir()) == ["skills", "skills_descriptor.yaml"]
 
 
+async def test_no_workspace_lies_in_another_bundle_of_the_run(evaluate, folder, tmp_path):
+    """Neither in the bundle of a baseline nor in a folder of skills that a bundle has outside; nothing is made there."""
+    shutil.copytree(folder, tmp_path / "old")
+    old = load_bundle(tmp_path / "old")
+    shutil.copytree(folder / "skills", tmp_path / "elsewhere")
+    (folder / "skills_descriptor.yaml").write_text(f"custom_skills_root: {tmp_path / 'elsewhere'}\n")
+    loaded = load_bundle(folder, allow_outside_bundle=True)
+    for bundle, options, place in (
+        (old, {"kind": "run", "baseline": loaded}, folder / "results"),
+        (old, {"kind": "run", "baseline": loaded}, tmp_path / "elsewhere/results"),
+        (loaded, {}, tmp_path / "elsewhere/acme/results"),
+        (loaded, {"kind": "retrieval"}, tmp_path / "elsewhere"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(EvalsRefused) as refused:
+            await evaluate([evaluation("a")], {"a": [answer()]}, bundle=bundle, workspace=place, **options)
+        assert (refused.value.code, sorted(tmp_path.rglob("*"))) == ("workspace_inside", before)
+
+
 async def test_no_iteration_behind_a_link_is_gone_on_with(evaluate, tmp_path):
     """What a link leads to may be somebody else's: nothing is appended to it."""
     first = await evaluate([evaluation("a")], {"a": [ModelFailed("x")]}, workspace=tmp_path / "other")
@@ -386,6 +433,10 @@ async def test_evaluations_that_cannot_be_run_are_refused(evaluate):
         ([row], {"baseline": "main"}, "side_invalid"),
         ([row], {"kind": "run", "against": ("x", {})}, "side_invalid"),
         ([row], {"kind": "run", "baseline": "sha256:00"}, "side_invalid"),
+        *(
+            ([row], {"against": (name, {})}, "side_invalid")
+            for name in ("../up", "", "with_skill", "delta", "compared")
+        ),
         ([row], {"against": ("x", {"acme.nobody": "…"})}, "descriptions_invalid"),
     ):
         with pytest.raises(BadRequest) as refused:
@@ -462,3 +513,26 @@ async def test_plan_and_benchmark_say_what_was_run(evaluate):
     assert facts["kdskills"]
     assert facts["rows"] == {"with_skill": {"failed": 1}}
     assert evaluate.model.requests[0].settings == {"temperature": 0.5, "seed": 7}
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "trigger", "run"])
+async def test_a_prompt_of_a_megabyte_is_run(evaluate, folder, kind):
+    """The longest prompt that is read reaches the model whole, is judged, reported and gone on with, and counts for a ceiling."""
+    prompt = ("sales figures of a very long year; " * (MAX_PROMPT // 35 + 1))[: MAX_PROMPT - 1] + "."
+    (folder / "evals").mkdir()
+    (folder / "evals/evals.json").write_text(json.dumps([{"id": "long", "prompt": prompt, "skill": "sales"}]))
+    (row,) = read(folder).evals
+    row = replace(row, assertions=("It is done.",)) if kind == "run" else row
+    model, judge = ScriptedModel([answer("it is done")] * 2), ScriptedModel([quoted("it is done")] * 2)
+    iteration = await evaluate([row], {}, kind, model=model, judge=judge if kind == "run" else None)
+    assert [each.status for each in iteration.rows] == {"retrieval": ["passed"], "trigger": ["failed"]}.get(
+        kind, ["passed", "passed"]
+    )
+    assert all(request.messages[0].text == prompt for request in model.requests)
+    assert len(model.requests) == {"retrieval": 0, "trigger": 1}.get(kind, 2)
+    assert report(read_iteration(iteration.folder)).is_file()
+    again = await evaluate([row], {}, kind, model=model, judge=judge if kind == "run" else None, resume=True)
+    assert (again.rows, len(model.requests)) == (iteration.rows, len(iteration.rows) if kind != "retrieval" else 0)
+    if kind == "trigger":
+        refused = await evaluate([row], {}, kind, model=model, max_tokens_total=MAX_PROMPT // 8)
+        assert (refused.rows, refused.missing, len(model.requests)) == ((), 1, 1)
