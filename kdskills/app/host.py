@@ -25,7 +25,7 @@ from kdskills.app.settings import Settings
 from kdskills.app.wiring import HostWiring, Storage, skills_judge
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import PythonPolicy
-from kdskills.errors import BadRequest, Diagnostic, KdskillsError, StrPath
+from kdskills.errors import BadRequest, Diagnostic, KdskillsError, StrPath, path_argument
 from kdskills.projects.views import ProjectSkills, descriptor_mark
 from kdskills.turn import SkillsSubsystem
 
@@ -75,11 +75,11 @@ class Host(OperationCalls):
         *,
         plugins: Sequence[object] = (),
         entry_points: bool | None = None,
-        folder: Path | None = None,
+        folder: StrPath | None = None,
         python: PythonPolicy = "execute",
     ) -> None:
         self.settings = settings if settings is not None else Settings.load()
-        self.folder = folder
+        self.folder = None if folder is None else path_argument(folder, "folder")
         self._python = python
         installed = self.settings.entry_points if entry_points is None else entry_points
         self.plugins = plugin_manager(*plugins, entry_points=installed, blocked=self.settings.plugins_blocked)

@@ -505,9 +505,7 @@ async def run(
     """
     bundle = bundle if isinstance(bundle, Bundle) else load_bundle(bundle)
     shared = cast("Wiring", SharedWiring(wiring or default_wiring()))
-    rows = checked_evals(evals, kind, options, compared=(against is not None, baseline is not None))
-    if against is not None and not side_named(against[0]):
-        raise BadRequest(f"{against[0]!r:.100} cannot be the name of a side", code="side_invalid")
+    rows = checked_evals(evals, kind, options, compared=(against and against[0], baseline is not None))
     space = EvalWorkspace(workspace_of(bundle.root) if workspace is None else workspace)
     executor = None if kind == "retrieval" else await shared.executor(options.get("executor", "auto"))
     async with AsyncExitStack() as stack:
@@ -548,8 +546,10 @@ def _repeats(row: Eval, kind: EvalKind, options: EvalOptions) -> range:
     return range(1 if kind == "retrieval" else options.get("repeat") or row.repeat)
 
 
-def checked_evals(evals: Sequence[Eval], kind: str, options: EvalOptions, *, compared: tuple[bool, bool]) -> list[Eval]:
-    """Return evaluations with ids that can be written; *compared* says whether there are other descriptions, and a baseline.
+def checked_evals(
+    evals: Sequence[Eval], kind: str, options: EvalOptions, *, compared: tuple[str | None, bool]
+) -> list[Eval]:
+    """Return evaluations with ids that can be written; *compared* names other descriptions, and says whether there is a baseline.
 
     Raises BadRequest: there is no evaluation, two have one id, no model is named, the sides are those of another kind, or
     nobody understands a check.
@@ -568,8 +568,10 @@ def checked_evals(evals: Sequence[Eval], kind: str, options: EvalOptions, *, com
         message = "say which model is asked, such as --model openai:NAME: demo.yaml has replies to one request only"
         raise BadRequest(message, code="model_missing")
     against, baseline = compared
-    if against and kind != "trigger":
+    if against is not None and kind != "trigger":
         raise BadRequest("other descriptions are compared by `trigger` only", code="side_invalid")
+    if against is not None and not side_named(against):
+        raise BadRequest(f"{against!r:.100} cannot be the name of a side", code="side_invalid")
     if baseline and kind != "run":
         raise BadRequest("a baseline is compared with by `run` only", code="side_invalid")
     return rows

@@ -55,6 +55,7 @@ HARMLESS = {
     ("project",): "another project than the token's is not found",
     ("namespace", "skills.search"): "narrows what is found among skills the caller is shown",
     ("namespace", "skills.matrix"): "narrows what is told among skills the caller is shown",
+    ("model", "turns.start"): "judged by the operation: one of the setting turns.models",
     ("scopes", "tokens.change"): "never wider than the token was",
     ("allowed_tools", "tokens.change"): "never wider than the token was",
     ("who", "audit_log.list"): "narrows what is told of the caller's own project",

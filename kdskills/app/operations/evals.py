@@ -172,7 +172,7 @@ def prepared(
     options: Any = terms.model_dump(include=set(EvalOptions.__annotations__))
     options |= {"model": terms.model or settings.model, "executor": terms.executor or settings.executor}
     options |= {"judge": None if terms.judge == "none" else terms.judge, "checks": wiring.checks}
-    checked_evals(rows, kind, options, compared=(against is not None, baseline is not None))
+    checked_evals(rows, kind, options, compared=(against and against[0], baseline is not None))
     options |= {"against": against, "baseline": baseline, "workspace": terms.workspace, "resume": terms.resume}
     options |= {"prices": settings.prices, "network": settings.network}
     return PreparedEvals(kind, bundle, rows, options, evals.diagnostics)
