@@ -120,7 +120,8 @@ class MatrixOutput(Output):
     """A page of skills beside consumers.
 
     `total` counts the skills that are asked for, `skills_total` all that the caller is told of, and `namespaces` counts those by
-    namespace. Callers elsewhere are told of what they may use, for their own agent alone.
+    namespace. `digest` changes whenever rules or skills do. Callers elsewhere are told of what they may use, for their own agent
+    alone, and of no digest.
     """
 
     bundle: str
@@ -131,6 +132,7 @@ class MatrixOutput(Output):
     total: int
     skills_total: int
     more: bool
+    digest: str = ""
     diagnostics: tuple[Finding, ...] = ()
 
 
@@ -278,6 +280,7 @@ def _page(subsystem: SkillsSubsystem, name: str, arguments: MatrixInput, context
         total=len(chosen),
         skills_total=len(lines),
         more=arguments.offset + len(page) < len(chosen),
+        digest=subsystem.fingerprint if sees_all else "",
         diagnostics=findings if sees_all else (),
     )
 

@@ -155,6 +155,14 @@ class ConsoleCall:
         """Answer with a piece of a page, which stands for itself."""
         return HTMLResponse(self.environment.get_template(template).render(call=self, csrf=self.session.csrf, **values))
 
+    def unchanged(self) -> Response:
+        """Answer a question for news with none."""
+        return Response(status_code=204)
+
+    def reload(self) -> Response:
+        """Have the page loaded again that asked."""
+        return Response(status_code=204, headers={"HX-Refresh": "true"})
+
     def redirect(self, path: str, notice: str = "") -> Response:
         """Lead to another page of the console, which tells the *notice* once; what every POST ends with."""
         self.session.notice = notice

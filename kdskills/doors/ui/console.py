@@ -241,7 +241,10 @@ def own_path(text: object) -> str:
 
 def error_page(call: ConsoleCall, error: KdskillsError) -> Response:
     """Answer with what went wrong, who must act, and what to do."""
-    return call.page("error.html.j2", f"Error: {error.code}", status_of(error), error=error)
+    response = call.page("error.html.j2", f"Error: {error.code}", status_of(error), error=error)
+    if "hx-request" in call.request.headers:  # a piece was asked for: the page that asked is loaded again, and says it
+        response.headers["HX-Refresh"] = "true"
+    return response
 
 
 GROUPS: Final[Sequence[Sequence[ConsoleRoute]]] = (

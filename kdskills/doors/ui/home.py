@@ -34,6 +34,15 @@ async def health(call: ConsoleCall) -> Response:
     return call.page("health.html.j2", "Health", doctor=await call.ask("doctor"))
 
 
+async def live(call: ConsoleCall) -> Response:
+    """Have a page loaded again once its skills or rules are others; it asks each second, where a folder is shown."""
+    digest = (await call.ask("skills.matrix", limit=1)).digest
+    seen = call.query.get("seen")
+    if seen == digest:
+        return call.unchanged()
+    return call.fragment("live.html.j2", digest=digest) if seen is None else call.reload()
+
+
 async def _part(call: ConsoleCall, name: str, **words: Any) -> dict[str, Any]:
     """Return what a part of the page shows: an answer, or an error, or neither for what the caller may not ask."""
     if not call.may(name):
@@ -44,4 +53,4 @@ async def _part(call: ConsoleCall, name: str, **words: Any) -> dict[str, Any]:
         return {"answer": None, "error": error}
 
 
-ROUTES = (ConsoleRoute("/", home), ConsoleRoute("/health", health))
+ROUTES = (ConsoleRoute("/", home), ConsoleRoute("/health", health), ConsoleRoute("/live", live))

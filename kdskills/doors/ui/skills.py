@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 ROWS: Final = 50
 """Skills on one page."""
 FILES: Final = 500
+ITERATIONS: Final = 5
 PIECE: Final = 100_000
 """Bytes of a file that a page shows."""
 
@@ -59,6 +60,7 @@ async def skill(call: ConsoleCall) -> Response:
         "tab": tab,
         "graph": None,
         "files": None,
+        "evaluated": [],
         "findings": None,
     }
     if tab in {"imports", "findings", "facts", "scripts"} and facts is not None:
@@ -68,6 +70,8 @@ async def skill(call: ConsoleCall) -> Response:
         values["files"] = await call.ask(
             "skills.files", ref=full_id, **EVERYTHING, limit=FILES, offset=call.number("offset")
         )
+    elif tab == "evals" and call.may("evals.list"):
+        values["evaluated"] = await _evaluated(call, full_id)
     return call.page("skill.html.j2", full_id, **values)
 
 
@@ -83,6 +87,17 @@ async def _standing(call: ConsoleCall, ref: str) -> tuple[Any, Any]:
         if row.full_id == ref:
             return row, answer.consumers
     raise NotFound(f"there is no skill {ref!r} here any more, or this consumer may not see it", ref=ref)
+
+
+async def _evaluated(call: ConsoleCall, full_id: str) -> list[tuple[Any, list[Any]]]:
+    """Return the newest iterations of evaluations, each with its rows about one skill; those without any are left out."""
+    listed = await call.ask("evals.list", bundle=call.folder, limit=ITERATIONS)
+    pairs = []
+    for each in listed.iterations:
+        iteration = await call.ask("evals.get", bundle=call.folder, number=each.number)
+        rows = [row for row in iteration.rows if row.skill == full_id or full_id in row.picked]
+        pairs += [(each, rows)] if rows else []
+    return pairs
 
 
 async def why(call: ConsoleCall) -> Response:

@@ -19,8 +19,6 @@
   const follows = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
   document.addEventListener("htmx:beforeSwap", (event) => {
     document.querySelectorAll("[data-follow]").forEach((box) => { box.dataset.atEnd = follows(box) ? "yes" : ""; });
-    // an answer that says what went wrong is shown like any other page
-    if (event.detail.xhr && event.detail.xhr.status >= 400) { event.detail.shouldSwap = true; event.detail.isError = false; }
   });
   const settle = () => document.querySelectorAll("[data-follow][data-at-end=yes]").forEach((box) => { box.scrollTop = box.scrollHeight; });
   document.addEventListener("htmx:afterSettle", settle);
@@ -49,6 +47,18 @@
       if (event.dataTransfer.files.length) form.querySelector("[type=file]").files = event.dataTransfer.files;
     });
   });
+  // A server that does not answer any more is told of once; when it does again, the next look takes the words away.
+  const gone = (event) => {
+    let words = document.getElementById("gone");
+    if (event.type === "htmx:afterRequest") { if (event.detail.xhr.status > 0 && words) words.remove(); return; }
+    if (words) return;
+    words = document.createElement("p");
+    words.id = "gone"; words.className = "notice bad"; words.setAttribute("role", "alert");
+    words.textContent = "The console does not answer. What is shown may be old: start it again, and load this page.";
+    document.getElementById("main").prepend(words);
+  };
+  document.addEventListener("htmx:sendError", gone);
+  document.addEventListener("htmx:afterRequest", gone);
   // Buttons that only a script can serve are there only where there is one.
   document.documentElement.classList.add("scripted");
 })();
