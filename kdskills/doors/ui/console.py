@@ -315,7 +315,7 @@ class _Announcing(BoundedServer):
 async def _serve(console: Console, name: str, port: int, *, browser: bool) -> None:
     settings = console.host.settings
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
-    server = _Announcing(server_config(console, name, port, crowd, timeout_graceful_shutdown=1))
+    server = _Announcing(server_config(console, name, port, crowd, timeout_graceful_shutdown=10))
     server.console, server.browser = console, browser
     try:
         await serve(server, crowd)
