@@ -315,7 +315,9 @@ def print_rest(out: Console, answer: Any) -> None:
         out.print(f"  [green]folder[/] {plain(answer.folder)}", soft_wrap=True)
     if answer.many:
         out.print(f"  [green]bundle[/] {plain(answer.many)}", soft_wrap=True)
-    if answer.transcript:
+    if answer.transcript and answer.out is None:  # it is kept with the others, which are read by their ids
+        out.print(f"  [dim]turn {plain(answer.result.turn_id)}[/]", soft_wrap=True)
+    elif answer.transcript:
         out.print(f"  [dim]transcript {plain(answer.transcript)}[/]", soft_wrap=True)
     used = ", ".join(f"{use.id} ({use.how})" for use in result.skills_used)
     steps = f"{counted(len(result.steps), 'step')}, {tokens_of(result.usage)}, {result.duration_ms} ms"
