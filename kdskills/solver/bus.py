@@ -7,7 +7,6 @@ a slow one holds up nobody.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import inspect
 import json
 import logging
@@ -121,7 +120,9 @@ def _opened(path: Path) -> IO[str]:
     make_folder(path.parent)
     file: IO[str] = open_private(path, "x", encoding="utf-8", errors="backslashreplace")
     try:
-        with suppress(OSError):  # some file systems have no locks
+        with suppress(OSError, ImportError):  # some file systems have no locks, and some systems none at all
+            import fcntl
+
             fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps({"schema": TRANSCRIPT_SCHEMA}) + "\n")
         file.flush()
