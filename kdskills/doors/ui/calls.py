@@ -14,6 +14,7 @@ import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.datastructures import FormData
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 
@@ -22,7 +23,7 @@ from kdskills.app.identity import Identity
 from kdskills.app.logs import REQUEST, number_of
 from kdskills.app.operations import Context
 from kdskills.app.operations.calling import require_allowed
-from kdskills.doors.ui.rendering import PageLinks
+from kdskills.doors.ui.rendering import ROOM, PageLinks, PageRoom
 from kdskills.doors.ui.sessions import ConsoleSession
 from kdskills.errors import BadRequest, CallRefused
 
@@ -98,14 +99,17 @@ class ConsoleCall:
 
     def may(self, name: str) -> bool:
         """Whether the caller may run the operation *name* at all."""
-        operation = self.host.operations.get(name)
-        if operation is None:
-            return False
         try:
-            require_allowed(operation, self.identity)
+            self.require(name)
         except CallRefused:
             return False
-        return True
+        return name in self.host.operations
+
+    def require(self, name: str) -> None:
+        """Refuse a page about the operation *name* to a caller who may not run it. Raises CallRefused."""
+        operation = self.host.operations.get(name)
+        if operation is not None:
+            require_allowed(operation, self.identity)
 
     async def ask(self, name: str, **arguments: Any) -> Any:
         """Run an operation and return its output; arguments that are None are left out. Raises KdskillsError."""
@@ -127,15 +131,10 @@ class ConsoleCall:
 
     async def form(self, *, files: int = 0) -> FormData:
         """Return the form that was sent, with at most so many files; they go to disk as they come. Raises BadRequest."""
-        try:
-            return await self.request.form(max_files=files, max_fields=200, max_part_size=1024 * 1024)
-        except ClientDisconnect:
-            raise BadRequest("the request ended before its form did") from None
-        except (MultiPartException, UnicodeError, KeyError, ValueError) as error:
-            raise BadRequest(f"the form cannot be read: {getattr(error, 'message', 'it is broken')}") from None
+        return await sent_form(self.request, files=files)
 
-    def page(self, template: str, title: str, status: int = 200, **values: Any) -> Response:
-        """Answer with a page. *title* tells it apart from every other one."""
+    def page(self, template: str, title: str, status: int = 200, *, room: int = ROOM, **values: Any) -> Response:
+        """Answer with a page. *title* tells it apart from every other one; its texts take *room* bytes at most."""
         text = self.environment.get_template(template).render(
             title=title,
             path=self.request.url.path,
@@ -147,13 +146,15 @@ class ConsoleCall:
             notice=self.session.take_notice(),
             folder=self.folder,
             version=self.host.version,
+            room=PageRoom(room),
             **values,
         )
         return HTMLResponse(text, status)
 
     def fragment(self, template: str, **values: Any) -> Response:
         """Answer with a piece of a page, which stands for itself."""
-        return HTMLResponse(self.environment.get_template(template).render(call=self, csrf=self.session.csrf, **values))
+        words = {"call": self, "csrf": self.session.csrf, "room": PageRoom(), **values}
+        return HTMLResponse(self.environment.get_template(template).render(words))
 
     def unchanged(self) -> Response:
         """Answer a question for news with none."""
@@ -171,6 +172,21 @@ class ConsoleCall:
         ):  # a script followed a 303 itself, and its page would stay at the old one
             return Response(status_code=204, headers={"HX-Redirect": path})
         return RedirectResponse(path, 303)
+
+
+async def sent_form(request: Request, *, files: int = 0, fields: int = 200, part: int = 1024 * 1024) -> FormData:
+    """Return the form of a request, with at most so many files and fields of so many bytes. Raises BadRequest."""
+    said = request.headers.get("content-type", "").lower()
+    if "charset" in said and "utf-8" not in said:  # other codecs give text that nothing can keep, such as halves
+        raise BadRequest("the form cannot be read: it has to be in UTF-8")
+    try:
+        return await request.form(max_files=files, max_fields=fields, max_part_size=part)
+    except ClientDisconnect:
+        raise BadRequest("the request ended before its form did") from None
+    except HTTPException as error:
+        raise BadRequest(f"the form cannot be read: {error.detail}") from None
+    except (MultiPartException, UnicodeError, KeyError, ValueError) as error:
+        raise BadRequest(f"the form cannot be read: {getattr(error, 'message', 'it is broken')}") from None
 
 
 def form_text(form: FormData, name: str) -> str:
@@ -191,7 +207,7 @@ async def download(call: ConsoleCall, operation: str, **words: str) -> Response:
                 return
             piece = await call.ask(operation, **words, offset=piece.next_offset, limit=PIECE)
 
-    name = quote(PurePosixPath(first.path).name, safe="")
+    name = quote(PurePosixPath(first.path).name, safe="", errors="replace")
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{name}",
         "Content-Length": str(first.size),

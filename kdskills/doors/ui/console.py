@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
@@ -29,8 +29,8 @@ from kdskills.app.logs import REQUEST
 from kdskills.app.operations import Context
 from kdskills.app.wire import status_of
 from kdskills.doors.ui import access, evals, home, projects, skills, turns, work
-from kdskills.doors.ui.calls import HOME, ConsoleCall, ConsoleRoute
-from kdskills.doors.ui.rendering import page_environment, static_files
+from kdskills.doors.ui.calls import HOME, ConsoleCall, ConsoleRoute, sent_form
+from kdskills.doors.ui.rendering import PageRoom, page_environment, static_files
 from kdskills.doors.ui.sessions import COOKIE, LIFE_S, ConsoleSession, ConsoleSessions
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound, OperatorMustAct
 
@@ -114,7 +114,8 @@ class Console:
                     response = await route.answer(call)
             except KdskillsError as error:
                 response = error_page(call, error)
-            self._keep(response, session)
+            if self._sessions.get(session.key) is session:  # it may have signed out
+                self._keep(response, session)
             return response
 
         return Route(f"/ui{route.path}", endpoint, methods=[route.method])
@@ -172,7 +173,9 @@ class Console:
         back = request.url.path if request.method == "GET" and request.url.path.startswith(HOME) else HOME
         back += f"?{request.url.query}" if request.url.query and back != HOME else ""
         template = "sign_in.html.j2" if signs_in else "outside.html.j2"
-        text = self.environment.get_template(template).render(error=error, back=back, version=self.host.version)
+        text = self.environment.get_template(template).render(
+            error=error, back=back, version=self.host.version, room=PageRoom()
+        )
         headers = {"HX-Redirect": HOME} if "hx-request" in request.headers else {}
         return HTMLResponse(text, status or status_of(error), headers={**HEADERS, **headers})
 
@@ -189,9 +192,9 @@ class Console:
     async def _sign_in(self, request: Request) -> Response:
         if request.method == "GET" or self._owner is not None:
             return self._outside(request, Unauthenticated("sign in with a token"), 200)
-        form = await request.form(max_files=0, max_fields=4, max_part_size=4096)
-        back = own_path(form.get("back"))
         try:
+            form = await sent_form(request, fields=4, part=4096)
+            back = own_path(form.get("back"))
             identity = await self._authenticate(f"Bearer {str(form.get('token', '')).strip()}")
         except KdskillsError as error:
             return self._outside(request, error)
@@ -234,8 +237,13 @@ async def require_csrf(call: ConsoleCall) -> None:
 
 def own_path(text: object) -> str:
     """Return a path of the console that a form says to go back to; the first page for anything else."""
-    parts = urlsplit(text) if isinstance(text, str) else urlsplit("")
-    ours = not parts.scheme and not parts.netloc and parts.path.startswith(HOME) and "\\" not in str(text)
+    try:
+        parts = urlsplit(text if isinstance(text, str) else "")
+    except ValueError:
+        return HOME
+    steps = unquote(parts.path).replace("\\", "/").split("/")
+    ours = not parts.scheme and not parts.netloc and parts.path.startswith(HOME) and "\\" not in parts.path
+    ours = ours and not {".", ".."} & set(steps)
     return f"{parts.path}{'?' if parts.query else ''}{parts.query}" if ours else HOME
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +14,9 @@ WIDTH: Final = 190
 HEIGHT: Final = 30
 LETTERS: Final = 24
 """Letters of a name that fit into a box."""
+MAX_NODES: Final = 120
+MAX_EDGES: Final = 300
+"""Lines there may be between them: more are nothing that anybody could follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +33,38 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphDrawing:
-    """A graph from left to right; `edges` are paths of SVG."""
+    """A graph from left to right; `edges` are paths of SVG; `rest` nodes are not drawn."""
 
     width: int
     height: int
     nodes: tuple[GraphNode, ...]
     edges: tuple[str, ...]
     label: str
+    rest: int = 0
 
 
 def layers(edges: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Return the column of each node: behind everything that leads to it. Nodes of a circle stand behind its first."""
-    column: dict[str, int] = {}
-
-    def place(node: str, depth: int, above: frozenset[str]) -> None:
-        if column.get(node, -1) >= depth or node in above:
-            return
-        column[node] = depth
+    column = dict.fromkeys([*edges, *(node for nodes in edges.values() for node in nodes)], 0)
+    above = dict.fromkeys(column, 0)
+    for nodes in edges.values():
+        for node in nodes:
+            above[node] += 1
+    free = deque(sorted(node for node, number in above.items() if not number))
+    waiting = dict.fromkeys(edges)  # who is taken first where only circles are left
+    placed = set[str]()
+    while len(placed) < len(column):
+        node = free.popleft() if free else next(iter(waiting))
+        waiting.pop(node, None)
+        if node in placed:
+            continue
+        placed.add(node)
         for following in edges.get(node, ()):
-            place(following, depth + 1, above | {node})
-
-    starts = set(edges) - {following for nodes in edges.values() for following in nodes}
-    for start in sorted(starts) or sorted(edges)[:1]:
-        place(start, 0, frozenset())
-    for node in edges:
-        column.setdefault(node, 0)
+            above[following] -= 1
+            if following not in placed:
+                column[following] = max(column[following], column[node] + 1)
+                if not above[following]:
+                    free.append(following)
     return column
 
 
@@ -65,10 +76,14 @@ def graph(
     kinds: Mapping[str, str] | None = None,
 ) -> GraphDrawing:
     """Return the drawing of a graph: *edges* lead from each node to others; *hrefs* and *kinds* are by node."""
-    columns = layers(edges)
+    columns = dict(sorted(layers(edges).items(), key=lambda item: (item[1], item[0])))
+    rest = len(columns) - MAX_NODES
+    if rest > 0:
+        columns = dict(list(columns.items())[:MAX_NODES])
+        label = f"{rest:,} more are not drawn; {label}"
     rows: dict[int, int] = {}
     places: dict[str, tuple[int, int]] = {}
-    for node, column in sorted(columns.items(), key=lambda item: (item[1], item[0])):
+    for node, column in columns.items():
         row = rows.get(column, 0)
         rows[column] = row + 1
         places[node] = column * COLUMN + 1, row * ROW + 1
@@ -92,7 +107,7 @@ def graph(
                 paths.append(f"M{x1} {y1} C{x1 + 22} {y1} {x2 - 22} {y2} {x2} {y2}")
     width = max((x for x, _ in places.values()), default=0) + WIDTH + 2
     height = max((y for _, y in places.values()), default=0) + HEIGHT + 2
-    return GraphDrawing(width, height, nodes, tuple(paths), label)
+    return GraphDrawing(width, height, nodes, tuple(paths[:MAX_EDGES]), label, max(rest, 0))
 
 
 def import_graph(full_id: str, pairs: Iterable[tuple[str, str]]) -> GraphDrawing:
@@ -101,6 +116,6 @@ def import_graph(full_id: str, pairs: Iterable[tuple[str, str]]) -> GraphDrawing
     for importer, imported in pairs:
         edges.setdefault(importer, []).append(imported)
         edges.setdefault(imported, [])
-    hrefs = {name: f"/ui/skills/{quote(name, safe='')}" for name in edges}
+    hrefs = {name: f"/ui/skills/{quote(name, safe='', errors='replace')}" for name in edges}
     words = "; ".join(f"{start} imports {' and '.join(nodes)}" for start, nodes in edges.items() if nodes)
     return graph(edges, words or f"{full_id} imports nothing", hrefs=hrefs, kinds={full_id: "here"})

@@ -38,7 +38,7 @@ class ConsoleSession:
 
     def proves(self, text: object) -> bool:
         """Whether *text* is what a form of this session sends along."""
-        return isinstance(text, str) and hmac.compare_digest(text.encode(), self.csrf.encode())
+        return isinstance(text, str) and hmac.compare_digest(text.encode("utf-8", "surrogatepass"), self.csrf.encode())
 
     def take_notice(self) -> str:
         """Return what is to be told, which is told once."""

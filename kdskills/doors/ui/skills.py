@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 
 ROWS: Final = 50
 """Skills on one page."""
-FILES: Final = 500
+FILES: Final = 100
 ITERATIONS: Final = 5
-PIECE: Final = 100_000
+LISTED: Final = 100
+"""Rows of other lists of a skill, such as its scripts."""
+PIECE: Final = 32 * 1024
 """Bytes of a file that a page shows."""
 
 
@@ -62,6 +64,8 @@ async def skill(call: ConsoleCall) -> Response:
         "files": None,
         "evaluated": [],
         "findings": None,
+        "limit": FILES,
+        "most": LISTED,
     }
     if tab in {"imports", "findings", "facts", "scripts"} and facts is not None:
         values["findings"] = await call.ask("skills.findings", ref=full_id, consumer=consumer, **EVERYTHING)
@@ -82,10 +86,13 @@ EVERYTHING: Final = {"by": "code", "include_internal": True}
 
 async def _standing(call: ConsoleCall, ref: str) -> tuple[Any, Any]:
     """Return the row of one skill and the columns it has cells for. Raises NotFound."""
-    answer = await call.ask("skills.matrix", filter=ref, limit=500)
-    for row in answer.skills:
-        if row.full_id == ref:
-            return row, answer.consumers
+    offset, answer = 0, None
+    while answer is None or offset < answer.total:
+        answer = await call.ask("skills.matrix", filter=ref, limit=500, offset=offset)
+        for row in answer.skills:
+            if row.full_id == ref:
+                return row, answer.consumers
+        offset += 500
     raise NotFound(f"there is no skill {ref!r} here any more, or this consumer may not see it", ref=ref)
 
 

@@ -9,9 +9,15 @@ from kdskills.doors.ui.calls import ConsoleCall, ConsoleRoute, download, form_te
 from kdskills.errors import BadRequest, KdskillsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fastapi.responses import Response
 
 ROWS: Final = 50
+PROMPT_ROOM: Final = 384 * 1024
+"""Bytes of HTML for the texts of a prompt: the one page that may be long, since it shows what is sent and not a part of it."""
+EVENTS: Final = 80
+"""Events of a turn that a page shows."""
 SETTINGS: Final = ("consumer", "loaded", "request", "tools", "budget")
 """What a prompt is asked for; the second one's words end in `2`."""
 
@@ -24,7 +30,7 @@ async def prompt(call: ConsoleCall) -> Response:
         sides.append(await _prompt(call, "2"))
     consumers = (await call.ask("skills.matrix", limit=1)).consumers
     names = [column.consumer for column in consumers if column.consumer]
-    return call.page("prompt.html.j2", "Prompt", sides=sides, beside=beside, consumers=names)
+    return call.page("prompt.html.j2", "Prompt", room=PROMPT_ROOM, sides=sides, beside=beside, consumers=names)
 
 
 async def _prompt(call: ConsoleCall, mark: str) -> dict[str, Any]:
@@ -49,6 +55,7 @@ async def _prompt(call: ConsoleCall, mark: str) -> dict[str, Any]:
 
 async def begin(call: ConsoleCall) -> Response:
     """Offer to try a turn."""
+    call.require("turns.start")
     consumers = (await call.ask("skills.matrix", limit=1)).consumers
     names = [column.consumer for column in consumers if column.consumer]
     models = ("replay", *(name for name in call.host.settings.turns.models if name != "replay"))
@@ -84,30 +91,39 @@ async def turn(call: ConsoleCall) -> Response:
     """Show a turn as it goes: decisions, calls and their results, scripts and walls, sources, the cited answer, files."""
     answer = await call.ask("turns.get", turn_id=call.segment("turn"))
     sources = {} if answer.result is None else {row.get("sid"): row for row in answer.result.sources}
-    title = f"Turn {answer.turn_id}"
+    title, step = f"Turn {answer.turn_id}", call.number("step")
+    events = [event for event in answer.events if event.type not in HIDDEN and step in {None, event.step}]
+    running = answer.row.status == "running"
+    # while it goes on its end is what somebody wants to see
+    offset = call.number("offset") or (max(len(events) - EVENTS, 0) if running else 0)
     return call.page(
         "turn.html.j2",
         title,
         turn=answer,
-        running=answer.row.status == "running",
+        running=running,
         sources=sources,
-        steps=steps_of(answer),
+        steps=steps_of(answer, events[offset : offset + EVENTS]),
+        offset=offset,
+        most=EVENTS,
+        total=len(events),
     )
 
 
-def steps_of(answer: Any) -> list[dict[str, Any]]:
-    """Return the model calls of a turn, each with the events that followed it, as a page shows them."""
+def steps_of(answer: Any, events: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the model calls of a turn that *events* are of, each with those that followed it, as a page shows them."""
     facts = {step.index: step for step in answer.steps}
     rows: dict[int, dict[str, Any]] = {}
-    for event in answer.events:
+    for event in events:
         row = rows.setdefault(event.step, {"index": event.step, "step": facts.get(event.step), "events": []})
-        if event.type not in HIDDEN:
+        if event.type not in SILENT:
             row["events"].append(event)
     return [rows[index] for index in sorted(rows)]
 
 
-HIDDEN: Final = frozenset({"prompt.built", "model.requested", "model.delta", "turn.started", "tool.output"})
+HIDDEN: Final = frozenset({"model.requested", "model.delta", "turn.started", "tool.output"})
 """Events that a page shows by what came of them."""
+SILENT: Final = frozenset({"prompt.built"})
+"""Events that a page shows as the head of their step."""
 
 
 async def stop(call: ConsoleCall) -> Response:

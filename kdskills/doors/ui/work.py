@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fastapi.responses import Response
 
 ROWS: Final = 50
-LOG_PIECE: Final = 64 * 1024
+LOG_PIECE: Final = 24 * 1024
 """Bytes of a log that a page shows at first, from its end, and that it asks for at a time."""
 OVER: Final = frozenset({"succeeded", "failed", "canceled"})
 STEP_KINDS: Final = {"succeeded": "good", "failed": "bad", "running": "here", "starting": "here"}
@@ -83,6 +83,7 @@ async def job(call: ConsoleCall) -> Response:
 
 async def begin(call: ConsoleCall) -> Response:
     """Offer to run a command of a skill."""
+    call.require("skills.run_cmd_async")
     return call.page("begin.html.j2", "Run a command", skill=call.query.get("skill", ""))
 
 
