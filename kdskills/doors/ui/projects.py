@@ -26,6 +26,7 @@ async def uploads(call: ConsoleCall) -> Response:
 
 async def upload(call: ConsoleCall) -> Response:
     """Take a skill's archive, in use for nobody yet, and show what was found in it."""
+    call.require("project_skills.upload")
     form = await call.form(files=1)
     try:
         file = form.get("file")
