@@ -386,7 +386,8 @@ def page_environment() -> jinja2.Environment:
     @jinja2.pass_context
     def seen(context: Context, value: object) -> object:
         room: PageRoom = context["room"]
-        return room.short(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ours = isinstance(value, Markup | int | float)  # anything else is a text, such as a path
+        return value if ours else room.short(str(value))
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "pages"),

@@ -11,6 +11,7 @@ from kdskills.errors import KdskillsError, NotFound
 if TYPE_CHECKING:
     from fastapi.responses import Response
 
+TABS: Final = ("text", "source", "files", "scripts", "sources", "imports", "findings", "facts")
 ROWS: Final = 50
 """Skills on one page."""
 FILES: Final = 100
@@ -56,7 +57,8 @@ async def skill(call: ConsoleCall) -> Response:
         facts = await call.ask("skills.show", ref=full_id, consumer=consumer, **EVERYTHING)
     except KdskillsError as error:
         refusal = error
-    tab = call.query.get("tab", "text")
+    tab = call.query.get("tab", "")
+    tab = tab if tab in TABS else TABS[0]
     values: dict[str, Any] = {"row": row, "columns": columns, "consumer": consumer, "facts": facts, "refusal": refusal}
     values |= {
         "tab": tab,

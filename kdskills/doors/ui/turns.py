@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from fastapi.responses import Response
 
-ROWS: Final = 50
+ROWS: Final = 30
 PROMPT_ROOM: Final = 384 * 1024
 """Bytes of HTML for the texts of a prompt: the one page that may be long, since it shows what is sent and not a part of it."""
-EVENTS: Final = 80
+EVENTS: Final = 60
 """Events of a turn that a page shows."""
 SETTINGS: Final = ("consumer", "loaded", "request", "tools", "budget")
 """What a prompt is asked for; the second one's words end in `2`."""
