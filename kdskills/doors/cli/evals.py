@@ -107,7 +107,7 @@ ASKING: Final = (
     "evals.judge",
     "Judge again what an iteration kept, without asking its model or running scripts.",
     positional=("bundle", "iteration"),
-    words=WORDS,
+    words={name: word for name, word in WORDS.items() if name not in {"skills", "workspace"}},
     narrator=EvalSteps,
     formats={"junit": print_junit},
 )

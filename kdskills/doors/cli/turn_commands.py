@@ -12,7 +12,7 @@ from kdskills.doors.cli.output import console, disarmed, line, one_line, table
 turn = typer.Typer(help="What happened in turns.", no_args_is_help=True)
 
 FULL: Final = {"full": "Print long prompts and results in full."}
-ID: Final = {"turn_id": Word(metavar="ID"), "second_id": Word(metavar="SECOND")}
+ID: Final = {"turn_id": Word(metavar="ID")}
 
 
 @Row(
@@ -51,7 +51,13 @@ def kept_turn(answer: Any, *, full: bool) -> None:
     show(answer, full=full)
 
 
-@Row(turn, "compare", "turns.compare", positional=("turn_id", "second_id"), words=ID)
+@Row(
+    turn,
+    "compare",
+    "turns.compare",
+    positional=("turn_id", "second_id"),
+    words=ID | {"second_id": Word(metavar="SECOND")},
+)
 def turn_pair(answer: Any) -> None:
     """Tell what is not alike in two turns that were kept."""
     for item in answer.differences:

@@ -17,15 +17,15 @@ LATEST: Final = 6
 
 async def home(call: ConsoleCall) -> Response:
     """Show what there is and what needs a decision; a part that cannot be told says why, and the others stand."""
-    asked: dict[str, tuple[str, dict[str, Any]]] = {
+    questions: dict[str, tuple[str, dict[str, Any]]] = {
         "matrix": ("skills.matrix", {"limit": 1}),
         "broken": ("skills.matrix", {"findings": "error", "limit": LATEST}),
         "turns": ("turns.list", {"limit": LATEST}),
         "tasks": ("tasks.list", {"limit": LATEST, "steps": False}),
         "waiting": ("project_skills.list", {"limit": LATEST}),
     }
-    answers = await asyncio.gather(*(_part(call, name, **words) for name, words in asked.values()))
-    parts = dict(zip(asked, answers, strict=True))
+    answers = await asyncio.gather(*(_part(call, name, **words) for name, words in questions.values()))
+    parts = dict(zip(questions, answers, strict=True))
     return call.page("home.html.j2", "Home", **cast("Any", parts))
 
 
