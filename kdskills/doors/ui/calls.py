@@ -166,9 +166,9 @@ class ConsoleCall:
 
 
 def form_text(form: FormData, name: str) -> str:
-    """Return a text of a form; empty where it has none of that name."""
+    """Return a text of a form, its lines ended as a shell ends them; empty where it has none of that name."""
     value = form.get(name)
-    return value if isinstance(value, str) else ""
+    return value.replace("\r\n", "\n") if isinstance(value, str) else ""
 
 
 async def download(call: ConsoleCall, operation: str, **words: str) -> Response:

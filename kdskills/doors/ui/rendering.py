@@ -247,7 +247,7 @@ def diff_lines(text: str) -> Markup:
         Markup('<span class="line {}">{}</span>').format(kinds.get(line[:1], "same"), clipped(line) or " ")
         for line in text.split("\n")
     ]
-    return Markup("\n").join(rows) if text else Markup("")
+    return Markup("").join(rows) if text else Markup("")  # each is a line of its own by the stylesheet
 
 
 def as_yaml(value: object) -> str:
