@@ -1,5 +1,6 @@
 # Two commands: `make demo` and `make test`. Each does all of its own set-up.
-.PHONY: demo test docs bench setup format clean
+SCREENSHOTS := docs/images/console
+.PHONY: demo test docs screenshots bench setup format clean
 
 demo: setup
 	@.venv/bin/kdskills demo $(ARGS)
@@ -9,6 +10,10 @@ test: setup
 
 docs: setup
 	@.venv/bin/mkdocs build --quiet && echo site/index.html
+
+screenshots: setup
+	@mkdir -p $(SCREENSHOTS) && rm -f $(SCREENSHOTS)/*.png
+	@KDSKILLS_SCREENSHOTS=$(CURDIR)/$(SCREENSHOTS) .venv/bin/python -m pytest -q tests/integration/web/ui
 
 bench: setup
 	@.venv/bin/kdskills bench $(or $(BENCH),remote)

@@ -190,9 +190,9 @@ async def sent_form(request: Request, *, files: int = 0, fields: int = 200, part
 
 
 def form_text(form: FormData, name: str) -> str:
-    """Return a text of a form; empty where it has none of that name."""
+    """Return a text of a form, its lines ended as a shell ends them; empty where it has none of that name."""
     value = form.get(name)
-    return value if isinstance(value, str) else ""
+    return value.replace("\r\n", "\n") if isinstance(value, str) else ""
 
 
 async def download(call: ConsoleCall, operation: str, **words: str) -> Response:

@@ -167,11 +167,14 @@ class Console:
     def _keep(response: Response, session: ConsoleSession) -> None:
         response.set_cookie(COOKIE, session.key, max_age=LIFE_S, path="/ui", httponly=True, samesite="strict")
 
-    def _outside(self, request: Request, error: KdskillsError, status: int | None = None) -> Response:
+    def _outside(
+        self, request: Request, error: KdskillsError, status: int | None = None, back: str | None = None
+    ) -> Response:
         """Answer who is not signed in: with the form to sign in where that helps, else with what is wrong."""
         signs_in = isinstance(error, Unauthenticated) and self._owner is None
-        back = request.url.path if request.method == "GET" and request.url.path.startswith(HOME) else HOME
-        back += f"?{request.url.query}" if request.url.query and back != HOME else ""
+        if back is None:
+            back = request.url.path if request.method == "GET" and request.url.path.startswith(HOME) else HOME
+            back += f"?{request.url.query}" if request.url.query and back != HOME else ""
         template = "sign_in.html.j2" if signs_in else "outside.html.j2"
         text = self.environment.get_template(template).render(
             error=error, back=back, version=self.host.version, room=PageRoom()
@@ -191,13 +194,14 @@ class Console:
 
     async def _sign_in(self, request: Request) -> Response:
         if request.method == "GET" or self._owner is not None:
-            return self._outside(request, Unauthenticated("sign in with a token"), 200)
+            return self._outside(request, Unauthenticated("sign in with a token"), 200, back=HOME)
+        back = HOME
         try:
             form = await sent_form(request, fields=4, part=4096)
             back = own_path(form.get("back"))
             identity = await self._authenticate(f"Bearer {str(form.get('token', '')).strip()}")
         except KdskillsError as error:
-            return self._outside(request, error)
+            return self._outside(request, error, back=back)
         response = RedirectResponse(back, 303)
         self._keep(response, self._sessions.open(identity.token))
         return response

@@ -355,8 +355,8 @@ def diff_lines(text: str, most: int = ROOM) -> Markup:
 
 def _marked(text: str) -> Markup:
     kinds = {"+": "ins", "-": "del", "@": "hunk"}
-    line_html = Markup('<span class="line {}">{}</span>').format
-    return Markup("\n").join(
+    line_html = Markup('<span class="line {}">{}</span>').format  # each is a line of its own by the stylesheet
+    return Markup("").join(
         line_html(kinds.get(line[:1], "same"), shown(_cut(line)) or " ") for line in text.split("\n")
     )
 

@@ -145,7 +145,7 @@ async def compare(call: ConsoleCall) -> Response:
     first, second = call.query.get("first", ""), call.query.get("second", "")
     if not first or not second:
         raise BadRequest("name two turns to compare", errors=[{"path": "/second", "problem": "missing"}])
-    pair = await call.ask("turns.compare", turn_id=first, other=second)
+    pair = await call.ask("turns.compare", turn_id=first, second_id=second)
     return call.page("turn_pair.html.j2", "Two turns", pair=pair)
 
 

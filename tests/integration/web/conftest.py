@@ -103,7 +103,7 @@ def service(settings: Settings) -> Iterator[Service]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve() -> Callable[..., contextlib.AbstractContextManager[Service]]:
     """Serve a Host of the test's own."""
     return serving

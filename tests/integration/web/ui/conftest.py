@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from PIL import Image
 
 playwright_api = pytest.importorskip("playwright.sync_api")
 
@@ -28,6 +31,7 @@ FLAGS = (
     "--disable-sync",
 )
 PATIENCE_MS = 60_000  # for what a busy machine does in a moment
+playwright_api.expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="session")
@@ -128,13 +132,14 @@ def showing(folder: Path, state: Path) -> Iterator[FolderConsole]:
             program.communicate(timeout=60)
 
 
-@pytest.fixture
-def press(tmp_path: Path, repo: Path) -> Iterator[FolderConsole]:
-    """A console over a copy of the bundle `press`."""
-    folder = tmp_path / "press"
-    shutil.copytree(repo / "bundles" / "press", folder)
-    with showing(folder, tmp_path / "state") as console:
-        yield console
+@pytest.fixture(scope="module")
+def press() -> Iterator[FolderConsole]:
+    """A console over a copy of the bundle `press`, one for all tests of a module; its path is short, for pictures."""
+    with tempfile.TemporaryDirectory(prefix="desk-") as place:
+        folder = Path(place) / "press"
+        shutil.copytree(Path(__file__).parents[4] / "bundles" / "press", folder)
+        with showing(folder, Path(place) / "state") as console:
+            yield console
 
 
 @pytest.fixture
@@ -144,13 +149,55 @@ def show() -> Callable[..., contextlib.AbstractContextManager[FolderConsole]]:
 
 
 @pytest.fixture
-def judge(axe_source: str) -> Callable[[Any], list[str]]:
-    """Return what axe-core finds serious or critical on a page."""
-    return lambda page: _findings(page, axe_source)
+def sign_in(window: Callable[..., Any]) -> Callable[..., Any]:
+    """Open a window of a service's console and sign in: `sign_in(service, path="/ui/work", token=…, scripts=…)`."""
+
+    def signed_in(service: Any, path: str = "/ui/", *, token: str | None = None, **more: Any) -> Any:
+        page = window(service.url + path, **more)
+        page.get_by_label("Token").fill(token or service.token(agent="boss"))
+        page.get_by_role("button", name="Sign in").click()
+        page.get_by_role("button", name="Sign out").wait_for()
+        return page
+
+    return signed_in
+
+
+@pytest.fixture
+def examine(axe_source: str) -> Callable[..., list[str]]:
+    """Return what keeps anybody from reading the page that is open: `examine(page, "home")`.
+
+    It is judged by axe-core in light and in dark, and may not scroll sideways on 360 pixels, or at 200 % on a screen of 1,280.
+    Where KDSKILLS_SCREENSHOTS names a folder, a picture of it is kept there under the name given; `dark=True` keeps a dark one.
+    """
+
+    def examined(page: Any, name: str = "", *, dark: bool = False) -> list[str]:
+        faults = []
+        for scheme in ("dark", "light"):
+            page.emulate_media(color_scheme=scheme)
+            faults += [f"{scheme}: {each}" for each in _findings(page, axe_source)]
+            if name and (scheme == "light" or dark):
+                _picture(page, name if scheme == "light" else f"{name}-dark")
+        for width in (360, 640):
+            page.set_viewport_size({"width": width, "height": 800})
+            if page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
+                faults.append(f"{width} pixels: scrolls sideways")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        return faults
+
+    return examined
+
+
+def _picture(page: Any, name: str) -> None:
+    folder = os.environ.get("KDSKILLS_SCREENSHOTS")
+    if folder:
+        page.set_viewport_size({"width": 1280, "height": 800})
+        picture = page.screenshot(animations="disabled")
+        small = Image.open(io.BytesIO(picture)).convert("RGB").quantize(96)  # a third of its bytes
+        small.save(Path(folder) / f"{name}.png", optimize=True)
 
 
 def _findings(page: Any, axe_source: str) -> list[str]:
-    page.evaluate(axe_source)
+    page.evaluate(f"() => {{ if (!window.axe) {{ {axe_source} }} }}")
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [
         f"{each['id']} ({each['impact']}): {node['target']} {node['failureSummary']}"
