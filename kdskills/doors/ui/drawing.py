@@ -33,14 +33,14 @@ class GraphNode:
 
 @dataclass(frozen=True, slots=True)
 class GraphDrawing:
-    """A graph from left to right; `edges` are paths of SVG; `rest` nodes are not drawn."""
+    """A graph from left to right; `edges` are paths of SVG; `undrawn` nodes are not drawn."""
 
     width: int
     height: int
     nodes: tuple[GraphNode, ...]
     edges: tuple[str, ...]
     label: str
-    rest: int = 0
+    undrawn: int = 0
 
 
 def layers(edges: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -77,10 +77,10 @@ def graph(
 ) -> GraphDrawing:
     """Return the drawing of a graph: *edges* lead from each node to others; *hrefs* and *kinds* are by node."""
     columns = dict(sorted(layers(edges).items(), key=lambda item: (item[1], item[0])))
-    rest = len(columns) - MAX_NODES
-    if rest > 0:
+    undrawn = len(columns) - MAX_NODES
+    if undrawn > 0:
         columns = dict(list(columns.items())[:MAX_NODES])
-        label = f"{rest:,} more are not drawn; {label}"
+        label = f"{undrawn:,} more are not drawn; {label}"
     rows: dict[int, int] = {}
     places: dict[str, tuple[int, int]] = {}
     for node, column in columns.items():
@@ -107,7 +107,7 @@ def graph(
                 paths.append(f"M{x1} {y1} C{x1 + 22} {y1} {x2 - 22} {y2} {x2} {y2}")
     width = max((x for x, _ in places.values()), default=0) + WIDTH + 2
     height = max((y for _, y in places.values()), default=0) + HEIGHT + 2
-    return GraphDrawing(width, height, nodes, tuple(paths[:MAX_EDGES]), label, max(rest, 0))
+    return GraphDrawing(width, height, nodes, tuple(paths[:MAX_EDGES]), label, max(undrawn, 0))
 
 
 def import_graph(full_id: str, pairs: Iterable[tuple[str, str]]) -> GraphDrawing:

@@ -92,9 +92,9 @@ class PageRoom:
         self.left -= html_size(html)
         return html
 
-    def most(self, asked: int = ROOM) -> int:
+    def most(self, limit: int = ROOM) -> int:
         """Return how many bytes the next text may take, of so many that it asks for."""
-        return max(min(asked, self.left), LEAST)
+        return max(min(limit, self.left), LEAST)
 
     def short(self, text: str) -> Markup:
         """Return a text that is no text of its own."""
@@ -237,8 +237,8 @@ def markdown(text: str, most: int = ROOM) -> Markup:
     cut = min(MAX_MARKDOWN, most)
     if text.count("[", 0, cut) > MAX_BRACKETS:
         return Markup('<pre class="code" tabindex="0">{}</pre>').format(clipped(text, most))
-    whole = text if len(text) <= cut else f"{text[:cut]}\n\n[… {len(text) - cut:,} more characters]"
-    rendered = _markdown(tables=WIDE.search(whole) is None).render(visible(whole))
+    source = text if len(text) <= cut else f"{text[:cut]}\n\n[… {len(text) - cut:,} more characters]"
+    rendered = _markdown(tables=WIDE.search(source) is None).render(visible(source))
     if html_size(rendered) > most:
         return Markup('<pre class="code" tabindex="0">{}</pre>').format(clipped(text, most))
     rendered = rendered.replace("<a href=", '<a rel="noopener noreferrer nofollow" href=')
@@ -366,11 +366,11 @@ def as_yaml(value: object) -> str:
     return yaml.safe_dump(value, allow_unicode=True, sort_keys=False, width=100)
 
 
-def _within_room(render: Callable[..., Markup], asked: int = ROOM) -> Callable[..., Markup]:
+def _within_room(render: Callable[..., Markup], limit: int = ROOM) -> Callable[..., Markup]:
     """Return a filter that shows a text in what room its page has left, or in less where the page says so."""
 
     @jinja2.pass_context
-    def filtered(context: Context, text: object, *words: Any, most: int = asked) -> Markup:
+    def filtered(context: Context, text: object, *words: Any, most: int = limit) -> Markup:
         room: PageRoom = context["room"]
         return room.take(render(str(text), *words, most=room.most(most)))
 

@@ -76,9 +76,9 @@ def test_five_hundred_nodes_are_bounded():
     drawing = graph(edges, "; ".join(edges))
     assert len(drawing.nodes) == MAX_NODES
     assert len(drawing.edges) <= MAX_EDGES
-    assert drawing.rest == 500 - MAX_NODES
+    assert drawing.undrawn == 500 - MAX_NODES
     html = svg(drawing)
-    assert f"{drawing.rest} more not drawn" in html
+    assert f"{drawing.undrawn} more not drawn" in html
     assert len(html) < 90 * 1024
 
 
