@@ -22,7 +22,7 @@ from kdskills.doors.mcp import McpHttp
 from kdskills.doors.mcp.server import Tools, client_identity, command, http_app, profile_of_query, safe_name, within
 from kdskills.errors import BadRequest, CallRefused, NotFound
 
-CTX = SimpleNamespace(request_id="1")
+CTX = SimpleNamespace(request_id="1", request=None)
 LIST_BYTES = 32 * 1024
 
 
