@@ -175,6 +175,7 @@ async def test_the_last_place_is_given_once_by_several_services(make_host: Calla
     finally:
         for made in hosts:
             await made.work.aclose()
+            await made.storage.aclose()
 
 
 async def test_large_inputs_of_refused_work_are_not_kept(host: Host) -> None:
