@@ -99,6 +99,7 @@ class Desk:
     def end(self) -> None:
         """End what was started, and what the programs of a test left running."""
         asyncio.run(self.host.work.aclose())
+        asyncio.run(self.host.storage.aclose())
         for worker in self.workers:
             if worker.poll() is None:
                 worker.terminate()

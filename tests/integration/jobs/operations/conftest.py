@@ -163,6 +163,7 @@ async def local(place: Place):
     host = Host(place.settings)
     yield Caller(host)
     await host.work.aclose()
+    await host.storage.aclose()
 
 
 @pytest.fixture

@@ -76,6 +76,7 @@ async def test_a_watch_is_taken_up_in_another_process(local, place) -> None:
     assert (ended.status, [event.status for event in late if event.kind == "state"][-1]) == ("canceled", "canceled")
     assert min(event.seq for event in late) > events[-1].seq
     await other.work.aclose()
+    await other.storage.aclose()
 
 
 async def test_tails_are_bounded_and_whole(local) -> None:

@@ -55,6 +55,7 @@ async def host(make_host):
     made.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
     yield made
     await made.work.aclose()
+    await made.storage.aclose()
 
 
 async def test_a_token_has_so_much_room(host: Host) -> None:
