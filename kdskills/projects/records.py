@@ -183,6 +183,7 @@ AUDIT: Final = sa.Table(
     sa.Column("agent", word_type(128), nullable=False, server_default=""),
     sa.Column("address", sa.String(64), nullable=False, server_default=""),
     sa.Column("skill", word_type(256)),
+    sa.Index("kd_audit_listing", "project", "id"),
 )
 
 # Statements that every request asks are made once: making one costs more than what SQLite does for it.
