@@ -150,3 +150,39 @@ def test_an_upload_is_looked_at_used_and_taken_away(service, sign_in, examine, a
     assert told == TOLD, "who did what is told, the latest first"
     assert token.split("_")[1] in page.locator("#rows tbody td:nth-child(2)").first.inner_text()
     assert examine(page, "audit-log") == []
+
+
+def test_a_token_is_shown_once_and_every_change_is_told(service, sign_in, examine):
+    """A token made here opens what it may and nothing else, its text is never shown again, it becomes narrower, and is ended."""
+    page = sign_in(service, "/ui/access")
+    page.agrees = True
+    page.get_by_text("Make a token", exact=True).click()
+    page.get_by_label("Agent it is for").fill("desk.writer")
+    page.get_by_label("Label").fill("night desk")
+    page.get_by_label("Days until it ends").fill("7")
+    page.get_by_role("button", name="Make it").click()
+    token = page.get_by_label("The token").inner_text()
+    with service.client(token) as client:
+        assert client.get("/projects/local/skills").status_code == 200
+        assert client.post("/projects/local/tools/tokens.list", json={}).status_code == 403
+        page.goto(f"{service.url}/ui/access")
+        row = page.get_by_role("row", name="night desk")
+        assert ("desk.writer" in row.inner_text(), token in page.content()) == (True, False)
+        assert examine(page, "access") == []
+        page.get_by_role("link", name="night desk").click()
+        assert token not in page.content()
+        assert examine(page, "token") == []
+        page.get_by_label("Requests a minute").fill("60")
+        page.get_by_role("button", name="Narrow it").click()
+        expect(page.get_by_role("status")).to_have_text("It is narrower now.")
+        assert "60" in page.locator("dl.facts").inner_text()
+        page.get_by_role("button", name="Revoke").click()
+        expect(page.get_by_role("status")).to_contain_text("opens nothing any more")
+        assert client.get("/projects/local/skills").status_code == 401
+    page.get_by_role("link", name="Audit log").click()
+    page.get_by_label("What").fill("token.revoke")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**action=token.revoke*")
+    assert set(page.locator("#rows tbody td:nth-child(3)").all_inner_texts()) == {"token.revoke"}
+    assert token.split("_")[1] in page.inner_text("#rows")
+    assert examine(page, "audit-log") == []
