@@ -50,6 +50,7 @@ ROUTES = [
     ("/projects/{project}/jobs/{item}/logs", "get"),
     ("/projects/{project}/jobs/{item}/events", "get"),
     ("/projects/{project}/artifacts/{item}/content", "get"),
+    ("/projects/{project}/turns/{item}/events", "get"),
     *(
         (f"/projects/{{project}}/tools/{name}", "post")
         for name, operation in sorted(OPERATIONS.items())
