@@ -34,9 +34,9 @@ PATIENCE_MS = 60_000  # for what a busy machine does in a moment
 playwright_api.expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One Chromium for all tests of this worker."""
+    """One Chromium for the tests of a module. While it runs its loop runs in this thread: no other test could have one."""
     with playwright_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
         yield chromium

@@ -52,3 +52,4 @@ def test_hostile_pages_do_nothing(tmp_path, window, show, scripts):
             assert page.locator(f".{MARK}, iframe, img, [onload], [onerror], [onmouseover]").count() == 0, path
             assert page.locator("a[href^='javascript:' i], a[href^='data:' i]").count() == 0, path
             assert page.url.startswith(console.origin), path
+        page.close()  # before its server, which it asks for news
