@@ -216,7 +216,7 @@ class TurnArchive:
             too_old = bool(settings.days) and moment_of_id(turn_id).timestamp() < oldest
             too_large = bool(settings.mb) and number > 1 and kept_bytes > settings.mb * MIB
             if too_many or too_old or too_large:
-                with suppress(NotFound):
+                with suppress(NotFound):  # another process removed it first
                     if not self.running(project, turn_id):
                         self.remove(project, turn_id)
                         removed += 1
@@ -240,11 +240,11 @@ class TurnArchive:
 
     def _size(self, project: str, turn_id: str, folders: Collection[str]) -> int:
         size, folder = 0, self.top / project
-        with suppress(OSError):
+        with suppress(OSError):  # what is gone takes no room
             size += os.lstat(f"{folder}/{turn_id}.jsonl").st_size
         if f"{TURN_PREFIX}{turn_id}" in folders:
             for top, _, files in os.walk(folder / f"{TURN_PREFIX}{turn_id}"):
-                with suppress(OSError):
+                with suppress(OSError):  # likewise
                     size += sum(os.lstat(f"{top}/{name}").st_size for name in files)
         return size
 
