@@ -49,10 +49,11 @@ async def stored(caller, call):
 
 async def test_a_cancellation_that_the_client_loses(gateway, monkeypatch):
     """A gateway ends though the bus's client swallows the cancellation: what it was told is not forgotten."""
-    lost = asyncio.Event()
+    waiting, lost = asyncio.Event(), asyncio.Event()
     fetch = Commands.next
 
     async def losing(commands):
+        waiting.set()
         try:
             return await fetch(commands)
         except asyncio.CancelledError:
@@ -61,6 +62,8 @@ async def test_a_cancellation_that_the_client_loses(gateway, monkeypatch):
 
     monkeypatch.setattr(Commands, "next", losing)
     _, task = await gateway()
+    waiting.clear()
+    await waiting.wait()  # the cancellation meets the client, and not what the gateway does between two commands
     task.cancel()
     done, _ = await asyncio.wait([task], timeout=30)
     assert (bool(done), lost.is_set()) == (True, True)
