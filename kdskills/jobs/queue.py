@@ -184,7 +184,8 @@ class WorkQueue:
 
     def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
-        parts = [self._orphans("task"), self._orphans("job")]
+        room = batch or service or jobs
+        parts = [self._orphans("task", beyond=room), self._orphans("job", beyond=room)]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
             tasks, jobs_ = self.records.table("task"), self.records.table("job")
@@ -251,8 +252,8 @@ class WorkQueue:
             blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
 
-    def _orphans(self, kind: Kind) -> sa.Select[Any]:
-        """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
+    def _orphans(self, kind: Kind, *, beyond: bool) -> sa.Select[Any]:
+        """Return the question for what began and nobody alive sees through: of this host, and *beyond* of one that is gone."""
         table, workers = self.records.table(kind), self.records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
@@ -260,7 +261,7 @@ class WorkQueue:
         forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
         reach = table.c.host == self.host
-        if self.pooled:
+        if self.pooled and beyond:
             gone = table.c.host.not_in(self.roster.occupied())
             reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ class WorkerContext:
         self.busy_at = time.monotonic()
         self.wake = asyncio.Event()
         """Set whenever there may be work to claim, or a cancel to pass on."""
+        self._without_room = False
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -119,13 +121,32 @@ class WorkerContext:
             self.change_events[item].set()
 
     def capacity(self) -> Capacity:
-        """Return how much more this worker has room for."""
+        """Return how much more this worker has room for: nothing while the disk of its state folder is full.
+
+        A host without room would fail whatever it takes, at once, and so would soon have had everything that waits.
+        """
         settings, kinds = self.work.settings, list(self.active.values())
+        if not self._disk_has_room():
+            return Capacity(0, 0, 0)
         return Capacity(
             batch=max(0, settings.slots - kinds.count("batch")),
             service=max(0, settings.services - kinds.count("service")),
             job=max(0, settings.held - len(kinds)),
         )
+
+    def _disk_has_room(self) -> bool:
+        try:
+            disk = os.statvfs(self.work.state_dir)
+        except OSError:  # a folder that was taken away is found out at the next beat
+            return False
+        free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
+        if (free < least) != self._without_room:
+            self._without_room = free < least
+            if self._without_room:
+                LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
+            else:
+                LOG.info("work is taken again: %d bytes are free on the disk", free)
+        return not self._without_room
 
     def let_go(self, item: str) -> None:
         """Count *item* no more: there is room for something else."""

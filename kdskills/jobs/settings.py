@@ -64,6 +64,11 @@ class JobsSettings(BaseModel):
     global_concurrency: int | None = Field(
         None, ge=1, description="Commands that run at the same time on all hosts of the pool together."
     )
+    room_bytes: int = Field(
+        64 * MIB,
+        ge=0,
+        description="Free bytes on the disk of the state folder with less of which a worker takes nothing new.",
+    )
     pool: bool | None = Field(
         None,
         description="Whether any host may take the work; empty means yes with PostgreSQL, and it is no with SQLite.",

@@ -21,7 +21,7 @@ from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
 from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
-from kdskills.skills.private_files import write_private
+from kdskills.skills.private_files import open_private, replace_file
 from kdskills.storage.database import DatabaseUnavailable, LazyModule, micros, utc_now
 
 if TYPE_CHECKING:
@@ -537,13 +537,22 @@ class Worker:
                 raise Buried(f"its lease ended while the database was away for {late:.0f} s")
 
     def _renew_lease_file(self) -> None:
-        """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep."""
+        """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep.
+
+        Lines are of one length and go over the one before, which needs no room: on a full disk what runs goes on.
+        """
         path = self.context.lease_file
         if path is None:
             return
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        write_private(part, f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
-        part.rename(path)
+        line = f"{self._beaten_at + self._work.settings.lease_s:020.3f}\n".encode()
+        try:
+            if path.exists() and path.stat().st_size == len(line):
+                with open_private(path, "r+b") as stream:
+                    stream.write(line)
+            else:
+                replace_file(path, line)
+        except OSError as error:  # the next beat tries again; without a lease that goes on, shims end what they run
+            LOG.warning("the lease cannot be kept in %s: %s", path, error.strerror)
 
     def _canceled_items(self, link: sa.Connection) -> list[str]:
         """Return the ids in hand whose cancel was asked for."""

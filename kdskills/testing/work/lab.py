@@ -18,12 +18,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from kdskills.app.settings import Settings, settings_line
-from kdskills.jobs.attempts import Attempts, attempt_alive
+from kdskills.jobs.attempts import Attempt, Attempts, attempt_alive
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskHead, TaskSpec
 from kdskills.jobs.queue import slot_taken
 from kdskills.jobs.records import WorkTables
 from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.shim import read_identity
 from kdskills.storage.database import Database
 
 MODULE = "kdskills.app.worker.main"
@@ -97,6 +98,30 @@ def end_attempts(state_dir: Path) -> None:
         while attempt_alive(attempt.folder):
             assert time.monotonic() < end, f"{attempt.order.task_id} did not end"
             time.sleep(0.02)
+
+
+def kill_attempt(attempt: Attempt) -> None:
+    """Kill everything an attempt runs, its shim first, as a power cut does."""
+    identity = read_identity(attempt.folder)
+    if identity is None:
+        return
+    victims = [int(identity["pid"])]
+    for pid in victims:  # grows while it is gone through
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                victims += [int(word) for word in task.read_text().split()]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def cut_power(state_dir: Path) -> None:
+    """Kill every program of a state folder whose workers are gone."""
+    attempts = Attempts(state_dir)
+    for task in attempts.tasks():
+        attempt = attempts.latest(task)
+        if attempt is not None and attempt_alive(attempt.folder):
+            kill_attempt(attempt)
 
 
 async def keep_finished(database: Database, task: str, count: int) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psycopg
+
 from kdskills.errors import OperatorMustAct
 from kdskills.testing.ports import unused_port
 
@@ -48,6 +50,14 @@ class Cluster:
         """Stop the server: `fast` ends its clients, `immediate` is a crash."""
         self.run("pg_ctl", "-D", str(self.folder), "-m", mode, "-w", "stop")
 
+    def counting(self) -> Cluster:
+        """Let the server, which is started anew, count its statements for `StatementCount`; returns itself."""
+        with psycopg.connect(self.url(), autocommit=True) as link:
+            link.execute("ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
+        self.stop()
+        self.start()
+        return self
+
     def run(self, program: str, *args: str) -> None:
         """Run one of the server's programs as its user."""
         drop = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--init-groups"] if os.geteuid() == 0 else []
@@ -62,6 +72,27 @@ class Cluster:
                 timeout=_PATIENCE_S,
                 cwd="/",
             )
+
+
+class StatementCount:
+    """How many statements a PostgreSQL database was asked, by its own count; its own questions are not among them.
+
+    Args:
+        url: The database; its server counts, as `Cluster.counting` lets it.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._link = psycopg.connect(url, autocommit=True)
+        self._link.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+
+    def __call__(self) -> int:
+        """Return the number so far, transactions' begins and ends included."""
+        row = self._link.execute(
+            "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements JOIN pg_database d ON d.oid = dbid "
+            "WHERE d.datname = current_database() AND query NOT LIKE '%pg_stat_statements%'"
+        ).fetchone()
+        assert row is not None
+        return int(row[0])
 
 
 @contextlib.contextmanager
