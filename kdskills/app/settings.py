@@ -466,12 +466,12 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be told to another process")
 
 
-def setting_rows() -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting as `field` or `table.field`, with what is known of it."""
-    for name, field in Settings.model_fields.items():
+def setting_rows(model: type[BaseModel] | None = None) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting as `field`, `table.field` or `table.table.field`, with what is known of it."""
+    for name, field in (model or Settings).model_fields.items():
         table = field.annotation
         if isinstance(table, type) and issubclass(table, BaseModel):
-            yield from ((f"{name}.{inner}", part) for inner, part in table.model_fields.items())
+            yield from ((f"{name}.{inner}", part) for inner, part in setting_rows(table))
         else:
             yield name, field
 
@@ -499,7 +499,8 @@ def example_of(field: FieldInfo) -> str:
 @cache
 def known_variables() -> frozenset[str]:
     """Return every name that a variable may have, beside those that begin as `OTHER_PREFIXES` do."""
-    tables = {variable_of(name.partition(".")[0]) for name, _ in setting_rows()}
+    paths = [name.split(".") for name, _ in setting_rows()]
+    tables = {variable_of(".".join(path[:depth])) for path in paths for depth in range(1, len(path))}
     return frozenset({variable_of(name) for name, _ in setting_rows()} | tables | OTHER_VARIABLES)
 
 

@@ -71,6 +71,7 @@ STATUS: Final[Mapping[str, int]] = {
     "method_not_allowed": 405,
     "missing_extra": 501,
     "range_not_satisfiable": 416,
+    "quota_exceeded": 429,
     "rate_limited": 429,
     "too_many_turns": 429,
     "too_much_work": 429,

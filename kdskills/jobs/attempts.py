@@ -114,6 +114,7 @@ class OutFile(Value):
 class Verdict(Value):
     """How an attempt ended; final once written. It is `lost` when it died without telling.
 
+    `cpu_ms` is processor time of all that ran below the attempt's shim; there is none of a shim that was killed.
     `error_code` is one word for machines when it did not end by itself with code 0 or another.
     """
 
@@ -125,6 +126,7 @@ class Verdict(Value):
     started_at: float | None = None
     finished_at: float = 0.0
     duration_ms: int = 0
+    cpu_ms: int | None = None
     stdout_total: int = 0
     stderr_total: int = 0
     artifacts: tuple[OutFile, ...] = ()

@@ -30,6 +30,7 @@ from kdskills.jobs.model import (
 from kdskills.jobs.queue import Work, slot_taken
 from kdskills.jobs.records import ListQuery, dump, ending, head_of, new_row, outcome
 from kdskills.jobs.settings import JobsSettings
+from kdskills.storage.database import micros, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -189,7 +190,7 @@ class JobsClient:
 
         The same idempotency *key* with the same *body_hash* is the same work. *hook* is called in the transaction when
         the work is new; what it raises leaves nothing of it. Raises BadRequest for steps that do not make a graph,
-        Conflict for a key used with another body, or a busy session when the spec refuses to wait.
+        QuotaExceeded, Conflict for a key used with another body, or a busy session when the spec refuses to wait.
         """
         kind: type[TaskHead] | type[JobHead] = TaskHead
         if isinstance(spec, JobSpec):
@@ -217,6 +218,8 @@ class JobsClient:
                 _refuse_busy(work, link, session_key, item)
             if hook is not None:
                 hook(link, item)
+            commands = len(spec.steps) if isinstance(spec, JobSpec) else 1
+            work.quotas.admit(link, spec.scope, commands, micros(utc_now()))
             work.queue.announce(link, f"queue {row.get('mode', 'job')}")
             return head_of(kind, row, spec=spec)
 

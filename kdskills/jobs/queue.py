@@ -21,6 +21,7 @@ from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
 from kdskills.jobs.model import TASKS, TERMINAL, Kind, TaskHead
+from kdskills.jobs.quotas import ProjectQuotas
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
@@ -78,6 +79,7 @@ class WorkQueue:
     host: str
     pooled: bool
     global_concurrency: int | None
+    quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
@@ -128,6 +130,7 @@ class WorkQueue:
             free = max(0, self.global_concurrency - running)
             capacity = capacity._replace(batch=min(capacity.batch, free))
         rows = self.candidates(link, executor, capacity, in_hand)
+        places = self.quotas.free_places(link) if self.quotas.bounds_running else None
         room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
@@ -144,6 +147,8 @@ class WorkQueue:
                 heads.append(head)
             elif row.status == "queued":
                 if room[row.mode] <= 0:
+                    continue
+                if places is not None and row.mode == "batch" and not places.take(row.tenant, row.project):
                     continue
                 room[row.mode] -= 1
                 fresh[row.kind].append(row.id)
@@ -179,7 +184,9 @@ class WorkQueue:
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
-        parameters = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
+        parameters: dict[str, Any] = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
+        if self.quotas.bounds_running and (capacity.batch or capacity.service):
+            parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
 
     def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
@@ -192,7 +199,12 @@ class WorkQueue:
             # steps run where their session's files are: on the host of their job
             ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
             steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
-            parts += [part.where(tasks.c.mode.in_(modes)) for part in (self._waiting("task"), steps)]
+            allowed = [tasks.c.mode.in_(modes)]
+            if self.quotas.bounds_running:  # what waits for a place of its project is in nobody's way
+                busy = sa.bindparam("busy", expanding=True)
+                free = sa.tuple_(tasks.c.tenant, tasks.c.project).not_in(busy)
+                allowed.append(sa.or_(tasks.c.mode != "batch", free))
+            parts += [part.where(*allowed) for part in (self._waiting("task"), steps)]
         if jobs:
             parts.append(self._waiting("job"))
         most = sa.bindparam("most", type_=sa.Integer)
@@ -213,6 +225,8 @@ class WorkQueue:
             table.c.id,
             table.c.status,
             table.c.host,
+            table.c.tenant,
+            table.c.project,
             (table.c.mode if task else sa.literal("job")).label("mode"),
             table.c.session_key,
             in_session.label("in_session"),
@@ -322,7 +336,9 @@ class Work:
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")
         self.roster = Roster(self)
-        self.queue = WorkQueue(self.records, self.roster, self.host, self.pooled, self.settings.global_concurrency)
+        self.quotas = ProjectQuotas(self.records, self.settings.quotas)
+        most = self.settings.global_concurrency
+        self.queue = WorkQueue(self.records, self.roster, self.host, self.pooled, most, self.quotas)
 
     @property
     def pooled(self) -> bool:

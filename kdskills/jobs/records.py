@@ -111,6 +111,13 @@ class WorkTables:
             sa.Column("version_hash", sa.String(80), nullable=False),
             sa.Index("kd_artifacts_content", "project", "sha256"),
         )
+        self.usage = sa.Table(
+            "kd_usage",
+            self.metadata,
+            *columns(word, "tenant", "project", primary_key=True),
+            sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+            *columns(time, "tasks", "cpu_ms", nullable=False),
+        )
         self.meta = sa.Table(
             "kd_meta",
             self.metadata,

@@ -324,7 +324,10 @@ class TaskRun:
         facts = await asyncio.to_thread(attempt.facts)  # what it was is kept, whether it was seen to run or not
         values = observed(head, facts) | {"ready_at": None}
         values |= {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
-        return await self._context.move("task", head.id, "starting", **values)
+        charge = self._context.work.quotas.charge
+        return await self._context.move(
+            "task", head.id, "starting", lambda link: charge(link, head, verdict, micros(utc_now())), **values
+        )
 
     async def _finish(self, head: TaskHead, verdict: Verdict, attempt: Attempt | None) -> None:
         """Keep what it left and write the terminal head."""
@@ -341,14 +344,17 @@ class TaskRun:
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
 
-        def wake(link: sa.Connection) -> None:
-            """Wake whoever waited for it on other workers; this one looks anyway."""
-            if head.job_id is not None:
-                self._context.work.queue.announce(link, f"job {head.job_id}")
-            if self._settings.global_concurrency is not None:
-                self._context.work.queue.announce(link)
+        work = self._context.work
 
-        await self._context.move("task", head.id, status, wake, **values)
+        def end(link: sa.Connection) -> None:
+            """Count what it used, and wake whoever waited for it on other workers; this one looks anyway."""
+            if head.job_id is not None:
+                work.queue.announce(link, f"job {head.job_id}")
+            if self._settings.global_concurrency is not None or work.quotas.bounds_running:
+                work.queue.announce(link)
+            work.quotas.charge(link, head, verdict, micros(utc_now()))
+
+        await self._context.move("task", head.id, status, end, **values)
 
 
 _LOOK_S: Final = 0.5

@@ -34,6 +34,35 @@ def user_state_dir() -> Path:
     return home / ".local" / "state" / "kdskills"
 
 
+class QuotaLimits(BaseModel):
+    """What one project may have of background work; empty is any number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    running: int | None = Field(
+        None, ge=1, description="Commands that run at the same time on all hosts together; others wait."
+    )
+    queued: int | None = Field(None, ge=0, description="Commands that wait, steps of jobs included.")
+    tasks_per_day: int | None = Field(
+        None, ge=0, description="Commands submitted in a day of UTC, a job's steps each one."
+    )
+    cpu_s_per_day: float | None = Field(None, ge=0, description="Seconds of processor time in a day of UTC.")
+    artifact_bytes: int | None = Field(None, ge=0, description="Bytes of artifacts that are kept.")
+
+
+class Quotas(QuotaLimits):
+    """What each project may have of background work; what a project's own limits name goes before."""
+
+    projects: dict[str, QuotaLimits] = Field(default_factory=dict, description="Limits of single projects, by name.")
+
+    def of(self, project: str) -> QuotaLimits:
+        """Return the limits of a project."""
+        own = self.projects.get(project)
+        if own is None:
+            return self
+        return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
+
+
 class JobsSettings(BaseModel):
     """Settings of background work; `KDSKILLS_JOBS__NAME` sets one, as does the table `[jobs]` of a settings file."""
 
@@ -110,6 +139,8 @@ class JobsSettings(BaseModel):
     watch_timeout_s: float = Field(
         600.0, gt=0, description="Seconds after which a watch returns what is known by then."
     )
+
+    quotas: Quotas = Field(default_factory=Quotas, description="What each project may have of background work.")
 
     keep_s: float = Field(7 * DAY_S, gt=0, description="Seconds that finished work is kept.")
     keep_per_project: int = Field(100_000, ge=1, description="Finished tasks, and jobs, a project keeps at most.")

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import secrets
 import signal
 import time
@@ -225,6 +226,8 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
         result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # whatever ran below us was waited for by now
+    result |= {"cpu_ms": round(1000 * (used.ru_utime + used.ru_stime))}
     if (folder / FENCED).exists():
         result |= {"status": "lost", "error_code": "lost", "error_message": "the lease of its host was over"}
     write_verdict(folder, result)

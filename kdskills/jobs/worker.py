@@ -118,7 +118,9 @@ class Retention:
 
     def _tidy(self) -> None:
         """Forget old workers and folders nobody knows of, and give SQLite's journal back to the disk."""
-        self.work.roster.forget(micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000))
+        oldest = micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000)
+        self.work.roster.forget(oldest)
+        self.work.database.change(lambda link: self.work.quotas.forget(link, oldest))
         self._sweep()
         if self.work.database.dialect == "sqlite":
             raw: Any = self.work.database.engine.raw_connection()

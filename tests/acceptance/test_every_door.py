@@ -283,6 +283,8 @@ SCENARIO = [
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
+    Step("quota.show", {}),
+    Step("quota.show", {"project": 3}),
     Step("audit_log.list", {"project": "local", "action": "skill"}),
     Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),
@@ -403,6 +405,8 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return [row["project"] for row in value["projects"]]
     if name in {"skills.show", "skills.list"}:
         return without_paths(value)
+    if name == "quota.show" and "quotas" in value:
+        return [row["quota"] for row in value["quotas"]]
     if name == "fleet.show":
         return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":

@@ -31,7 +31,7 @@ _NARROW: Final = ("scope_unknown", "tool_unknown", "token_wider", "conflict")
 _WORK: Final = ("not_found", "database_unavailable", "missing_extra")
 _START: Final = (
     *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
-    *("engine_unavailable", "isolation_too_weak", "too_much_work", *_WORK),
+    *("engine_unavailable", "isolation_too_weak", "too_much_work", "quota_exceeded", *_WORK),
 )
 _AGAIN: Final = ("work_not_over", "version_gone", "inputs_gone", *_START)
 _ARTIFACT: Final = (*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable")
@@ -370,6 +370,16 @@ _ROWS: Final = (
         "Show hosts, workers and what waits for them.",
         "fleet:show_fleet",
         ("database_unavailable", "missing_extra"),
+        reads=True,
+        ui_allowed=True,
+    ),
+    Shipped(
+        "quota.show",
+        "Show what a project may use of background work, and uses.",
+        "fleet:show_quota",
+        ("not_found", "database_unavailable", "missing_extra"),
+        profile="author",
+        scope="work:read",
         reads=True,
         ui_allowed=True,
     ),

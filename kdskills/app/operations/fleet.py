@@ -1,4 +1,4 @@
-"""Operations about all hosts that do background work: how the fleet stands, and hosts that shall take nothing new."""
+"""Operations about all hosts that do background work: how the fleet stands, hosts that take nothing new, what projects use."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from kdskills.app.identity import LOCAL
-from kdskills.app.operations.models import Input, Output
+from kdskills.app.operations.models import Input, Output, ProjectInput
+from kdskills.app.work import scope_of
 from kdskills.errors import BadRequest, CallRefused, NotFound
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, FleetState, slot_taken
-from kdskills.storage.database import moment_of
+from kdskills.jobs.quotas import DAY_US
+from kdskills.jobs.settings import QuotaLimits
+from kdskills.storage.database import micros, moment_of, utc_now
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
@@ -111,6 +114,37 @@ class DrainOutput(Output):
     name: str
     drained: bool
     changed: bool
+
+
+class QuotaUse(Output):
+    """One quota of a project: its name, the limit, which is null for any number, and what of it is used."""
+
+    quota: str
+    limit: float | None
+    used: float
+
+
+class QuotaOutput(Output):
+    """What a project has of background work; `day_ends_at` is when the quotas per day begin at nothing again."""
+
+    project: str
+    quotas: tuple[QuotaUse, ...]
+    day_ends_at: datetime
+    counted_to: int = MAX_COUNTED
+
+
+async def show_quota(work: WorkService, arguments: ProjectInput, context: Context) -> QuotaOutput:
+    """Tell what a project may have of background work, and has."""
+    project = arguments.project_of(context)
+    opened, scope = await work.client.work(), scope_of(context.identity).model_copy(update={"project": project})
+    now = micros(utc_now())
+    usage = await opened.database.read(lambda link: opened.quotas.usage(link, scope, now, MAX_COUNTED))
+    limits = opened.quotas.limits.of(project)
+    rows = [
+        QuotaUse(quota=name, limit=getattr(limits, name), used=getattr(usage, name))
+        for name in QuotaLimits.model_fields
+    ]
+    return QuotaOutput(project=project, quotas=tuple(rows), day_ends_at=moment_of((now // DAY_US + 1) * DAY_US))
 
 
 async def show_fleet(work: WorkService, version: str, arguments: FleetInput, context: Context) -> FleetOutput:

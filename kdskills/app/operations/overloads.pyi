@@ -28,7 +28,7 @@ from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutp
 from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
 from kdskills.app.operations.eval_results import EvalIterationOutput, EvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
-from kdskills.app.operations.fleet import DrainOutput, FleetOutput
+from kdskills.app.operations.fleet import DrainOutput, FleetOutput, QuotaOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
 from kdskills.app.operations.project_versions import DiffOutput, InspectOutput
@@ -369,6 +369,10 @@ class OperationCalls:
     ) -> FleetOutput: ...
     @overload
     async def call(
+        self, operation: Literal["quota.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> QuotaOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["fleet.drain", "fleet.undrain"], *, emit: Emit | None = None, **arguments: Any
     ) -> DrainOutput: ...
     @overload
@@ -591,6 +595,8 @@ class OperationCalls:
     def run(self, operation: Literal["db.upgrade"], **arguments: Any) -> UpgradeOut: ...
     @overload
     def run(self, operation: Literal["fleet.show"], **arguments: Any) -> FleetOutput: ...
+    @overload
+    def run(self, operation: Literal["quota.show"], **arguments: Any) -> QuotaOutput: ...
     @overload
     def run(self, operation: Literal["fleet.drain", "fleet.undrain"], **arguments: Any) -> DrainOutput: ...
     @overload

@@ -444,6 +444,17 @@ def fleet(answer: Any) -> None:
         out.print(f"other projects: {elsewhere} waiting")
 
 
+@Row(installation_commands, "quota", "quota.show", positional=("project",))
+def quota(answer: Any) -> None:
+    """Show what a project may use of background work, and uses."""
+    listing = table("quota", "used", "limit")
+    for row in answer.quotas:
+        used = f"{row.used:g} or more" if row.used == answer.counted_to else f"{row.used:g}"
+        listing.add_row(row.quota, used, "none" if row.limit is None else f"{row.limit:g}")
+    console().print(listing)
+    console().print(f"{line(answer.project)}: days end at {answer.day_ends_at:%Y-%m-%d %H:%M} UTC")
+
+
 @Row(installation_commands, "drain", "fleet.drain", positional=("host",))
 def drained(answer: Any) -> None:
     """Let a host take nothing new; what it runs goes on to its end."""

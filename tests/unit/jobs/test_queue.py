@@ -24,7 +24,9 @@ class Line:
     def queue(self, *, pooled=False, limit=None):
         """Return the queue of this host."""
         work = self.work
-        return WorkQueue(work.records, work.roster, work.host, pooled=pooled, global_concurrency=limit)
+        return WorkQueue(
+            work.records, work.roster, work.host, pooled=pooled, global_concurrency=limit, quotas=work.quotas
+        )
 
     def change(self, change):
         """Change something."""

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
@@ -15,10 +16,12 @@ from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
+from kdskills.doors.web.application import build_app
 from kdskills.errors import BadRequest, CallRefused, NotFound
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, Work, hold_slot
+from kdskills.jobs.quotas import QuotaExceeded
 from kdskills.storage.database import micros, utc_now
 from kdskills.testing.work import keep_finished
 
@@ -227,3 +230,26 @@ def test_the_commands(make_host) -> None:
     assert "takes work again" in run("undrain", "far")
     assert "was not drained" in run("undrain", "far")
     run("drain", "nowhere", code=2)
+
+
+async def test_quotas_are_told_and_kept(make_host) -> None:
+    """What a project may have and has is told; what is too much is a 429 that says when to come back, by HTTP as well."""
+    host = make_host(jobs={"quotas": {"queued": 1, "projects": {"acme": {"queued": 0}}}})
+    settings = host.settings
+    host.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+    await start(host)
+    with pytest.raises(QuotaExceeded):
+        await start(host)
+    told = {row.quota: (row.used, row.limit) for row in (await ask(host, "quota.show")).quotas}
+    assert (told["queued"], told["tasks_per_day"], told["running"]) == ((1, 1), (1, None), (0, None))
+    assert (await ask(host, "quota.show", project="acme")).quotas[1].limit == 0
+    with pytest.raises(NotFound):
+        await ask(host, "quota.show", replace(ADMIN, project="local"), project="acme")
+    app = build_app(host, open_on_loopback=True)
+    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765") as client:
+        body = {"skill_name": "lone", "command": "true"}
+        answer = await client.post("/projects/local/tools/skills.run_cmd_async", json=body)
+    assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (429, "quota_exceeded", "5")
+    await host.work.aclose()
+    await host.storage.aclose()
