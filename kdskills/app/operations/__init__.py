@@ -381,7 +381,6 @@ _ROWS: Final = (
         profile="author",
         scope="work:read",
         reads=True,
-        ui_allowed=True,
     ),
     _operate(
         "fleet.drain", "Let a host take nothing new.", "fleet:drain", ("not_yours_to_say", *_WORK), ui_allowed=True
