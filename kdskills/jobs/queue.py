@@ -199,9 +199,9 @@ class WorkQueue:
             # steps run where their session's files are: on the host of their job
             ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
             steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
-            allowed = [tasks.c.mode.in_(modes)]
+            allowed: list[sa.ColumnElement[bool]] = [tasks.c.mode.in_(modes)]
             if self.quotas.bounds_running:  # what waits for a place of its project is in nobody's way
-                busy = sa.bindparam("busy", expanding=True)
+                busy: sa.BindParameter[Any] = sa.bindparam("busy", expanding=True)
                 free = sa.tuple_(tasks.c.tenant, tasks.c.project).not_in(busy)
                 allowed.append(sa.or_(tasks.c.mode != "batch", free))
             parts += [part.where(*allowed) for part in (self._waiting("task"), steps)]

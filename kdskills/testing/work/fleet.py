@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -282,7 +283,11 @@ async def _harm(
                 continue
             away.add(member.lab.log.name)
             deed = long.create_task(_long_harm(kind, member, chance))
-            deed.add_done_callback(lambda _, name=member.lab.log.name: away.discard(name))
+            deed.add_done_callback(partial(_back, away, member.lab.log.name))
+
+
+def _back(away: set[str], name: str, _: asyncio.Task[None]) -> None:
+    away.discard(name)
 
 
 async def _supervise(members: Sequence[FleetHostLab]) -> None:
