@@ -44,6 +44,7 @@ MAX_TOLD: Final = 1000
 """How many of what a backup goes without are named; all are counted."""
 MANIFEST: Final = "manifest.json"
 DIGEST: Final = "manifest.sha256"
+EXECUTABLE: Final = b"0000700\0"
 NAME: Final = re.compile(r"(?:index|tables|objects|versions|state)(?:/[A-Za-z0-9%._~+-]+)+/?")
 
 
@@ -262,6 +263,23 @@ class _Piece(io.RawIOBase):
         return len(piece)
 
 
+def _text(field: bytes) -> str:
+    try:
+        return field.partition(b"\0")[0].decode("ascii")
+    except UnicodeDecodeError as error:
+        raise BackupRefused("a member has a name that no backup has") from error
+
+
+def _number(field: bytes) -> int:
+    """Return a number of a header: eight-based digits, or bytes where these are too few."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.rstrip(b"\0 "), 8)
+    except ValueError as error:
+        raise BackupRefused("the backup is not whole, or is no backup: a member has no header") from error
+
+
 class BackupReader:
     """Reads a backup from its beginning to its end, and checks every byte on the way. Raises BackupRefused for what differs."""
 
@@ -303,25 +321,17 @@ class BackupReader:
 
     def _header(self) -> Member:
         block = self._exactly(BLOCK)
-        head = block
-        try:
-            info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
-            name = info.name
-            if info.type == tarfile.GNUTYPE_LONGNAME:
-                if not 0 < info.size <= MAX_NAME + 1:
-                    raise BackupRefused("a member's name is too long")
-                padded = self._exactly(info.size + -info.size % BLOCK)
-                block = self._exactly(BLOCK)
-                head += padded + block
-                name = padded[: info.size].rstrip(b"\0").decode("ascii")
-                info = tarfile.TarInfo.frombuf(block, "ascii", "strict")
-        except (tarfile.HeaderError, ValueError) as error:
-            raise BackupRefused("the backup is not whole, or is no backup: a member has no header") from error
-        folder = info.type == tarfile.DIRTYPE
-        member = Member(
-            name + "/" * (folder and not name.endswith("/")), info.size, folder, bool(info.mode & 0o100) and not folder
-        )
-        if info.size < 0 or (folder and info.size) or member.header() != head:
+        head, name, size = block, _text(block[:100]), _number(block[124:136])
+        if block[156:157] == tarfile.GNUTYPE_LONGNAME:
+            if not 0 < size <= MAX_NAME + 1:
+                raise BackupRefused("a member's name is too long")
+            padded = self._exactly(size + -size % BLOCK)
+            block = self._exactly(BLOCK)
+            head += padded + block
+            name, size = _text(padded[:size]), _number(block[124:136])
+        folder = block[156:157] == tarfile.DIRTYPE
+        member = Member(name, size, folder, block[100:108] == EXECUTABLE and not folder)
+        if size < 0 or (folder and size) or member.header() != head:  # whatever else a header says, it is no backup's
             raise BackupRefused(f"the member {name[:200]!r} has a header that no backup has", member=name[:200])
         if name not in {MANIFEST, DIGEST}:
             check_name(member)
@@ -330,7 +340,7 @@ class BackupReader:
     def _visited(self, member: Member, visit: Callable[[Member, IO[bytes]], None] | None) -> str:
         """Let a member be read, and return its digest."""
         piece = _Piece(self._source, member.size)
-        with io.BufferedReader(piece, CHUNK) as stream:
+        with io.BufferedReader(piece, max(1, min(member.size, CHUNK))) as stream:
             if visit is not None:
                 visit(member, stream)
             while stream.read(CHUNK):
