@@ -450,7 +450,11 @@ class ArtifactStore:
 
     async def has(self, project: str, sha256: str) -> bool:
         """Whether the bytes of a digest are kept for this project."""
-        return await self._blobs.size(blob_key(project, sha256)) is not None
+        return await self.size(project, sha256) is not None
+
+    async def size(self, project: str, sha256: str) -> int | None:
+        """Return how many bytes are kept of a digest, or None. Raises ArtifactStoreUnavailable."""
+        return await self._blobs.size(blob_key(project, sha256))
 
     async def link(self, project: str, sha256: str, expires: timedelta = LINK) -> str | None:
         """Return a link that reads these bytes until it expires, or None where the storage has no such links."""

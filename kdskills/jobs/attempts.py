@@ -480,6 +480,13 @@ class Attempts:
         shutil.rmtree(top)
         return True
 
+    def silent(self, task_id: str) -> bool:
+        """Whether a task has one attempt, which printed nothing and of which our own side had nothing to say."""
+        top = self._state / RUNS / require_task_id(task_id)
+        names = [path.name for path in top.iterdir()] if top.is_dir() else []
+        logs = [top / name / log for name in names for log in (shim.STDOUT, shim.STDERR, shim.LOG)]
+        return len(names) == 1 and not any(log.exists() and log.stat().st_size for log in logs)
+
     def tasks(self) -> list[str]:
         """Return the ids of every task with a folder here."""
         top = self._state / RUNS

@@ -354,9 +354,28 @@ class TaskRun:
                 work.queue.announce(link)
             work.quotas.charge(link, head, verdict, micros(utc_now()))
 
-        await self._context.move("task", head.id, status, end, **values)
+        if await self._context.move("task", head.id, status, end, **values) and attempt is not None:
+            await self._remove_silent(head)
+
+    async def _remove_silent(self, head: TaskHead) -> None:
+        """Remove the folder of a task that printed nothing: its head has all there is, and files cost a block each.
+
+        Its shim ends a moment after its verdict; what cannot be removed by then goes with the head.
+        """
+        attempts = self._context.work.attempts
+        try:
+            if not await asyncio.to_thread(attempts.silent, head.id):
+                return
+            for _ in range(_SHIM_ENDS):
+                if await asyncio.to_thread(attempts.remove, head.id):
+                    return
+                await asyncio.sleep(_SHIM_ENDS_S)
+        except OSError as error:
+            LOG.warning("the folder of %s stays: %s", head.id, error.strerror)
 
 
+_SHIM_ENDS: Final = 20
+_SHIM_ENDS_S: Final = 0.02
 _LOOK_S: Final = 0.5
 
 

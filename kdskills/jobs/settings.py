@@ -144,6 +144,12 @@ class JobsSettings(BaseModel):
 
     keep_s: float = Field(7 * DAY_S, gt=0, description="Seconds that finished work is kept.")
     keep_per_project: int = Field(100_000, ge=1, description="Finished tasks, and jobs, a project keeps at most.")
+    keep_bytes_per_project: int = Field(
+        0,
+        ge=0,
+        description="Bytes a project's work keeps at most, in artifacts, each content once, and in what latest attempts printed; "
+        "what ended first goes, and nothing that runs; 0 for any number.",
+    )
     retention_every_s: float = Field(300.0, gt=0, description="Seconds between two rounds of retention.")
     retention_batch: int = Field(500, ge=1, description="Records one round of retention forgets at a time.")
 

@@ -28,14 +28,51 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.artifacts import ArtifactKeeper
+    from kdskills.jobs.records import WorkTables
     from kdskills.storage.database import Database
 else:
     sa = LazyModule("sqlalchemy")
 
 
+@dataclass
+class HeavyWork:
+    """A task, or a job with its steps, and what its project keeps of it: bytes it printed, and digests and sizes of artifacts."""
+
+    kind: Kind
+    id: str
+    host: str | None
+    over: bool
+    finished_at: int
+    printed: int
+    contents: list[tuple[str, int]]
+
+
+def _printed(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
+    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
+    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
+    first, second = (sa.case((total > most, most), else_=total) for total in totals)
+    return first + second
+
+
+def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
+    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
+    tasks, named = tables.tasks, tables.artifacts.c
+    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(_printed(tasks, log_bytes)))
+    of_tasks = named.task_id.is_not(None)
+    once = sa.select(named.tenant, named.project, named.sha256, named.size).where(of_tasks).distinct().subquery()
+    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
+        once.c.tenant, once.c.project
+    )
+    used: dict[tuple[str, str], int] = {}
+    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
+        for tenant, project, size in link.execute(query):
+            used[tenant, project] = used.get((tenant, project), 0) + int(size)
+    return used
+
+
 @dataclass(eq=False)
 class Retention:
-    """Forgets tasks and jobs that have been over for long, or are too many for their project.
+    """Forgets tasks and jobs that have been over for long, are too many for their project, or have too many bytes.
 
     Artifacts and run folders go first, the head last: a round that was killed is done again.
     """
@@ -50,6 +87,10 @@ class Retention:
             while due := await self.work.database.read(partial(self._due, kind=kind)):
                 await self._forget(kind, due)
                 removed_heads += len(due)
+        if self.work.settings.keep_bytes_per_project:
+            for kind, items in await self.work.database.read(self._heavy):
+                await self._forget(kind, items)
+                removed_heads += len(items)
         await asyncio.to_thread(self._tidy)
         return removed_heads
 
@@ -80,6 +121,54 @@ class Retention:
             first = sa.select(table.c.id).where(*whose).order_by(table.c.finished_at, table.c.id).limit(many)
             return list(link.execute(first).scalars())
         return []
+
+    def _heavy(self, link: sa.Connection) -> list[tuple[str, list[str]]]:
+        """Return kinds and ids, a batch at most each, of what projects beyond their bytes forget, the first to end first.
+
+        What is over on other hosts counts like what is over here, and is forgotten there.
+        """
+        batch, going = self.work.settings.retention_batch, list[tuple[str, list[str]]]()
+        tables, hosts = self.work.tables, sa.select(self.work.tables.workers.c.host)
+        known = set(link.execute(hosts).scalars()) - {self.work.host}
+        for (tenant, project), used in project_bytes(link, tables, self.work.settings.log_bytes).items():
+            if used <= self.work.settings.keep_bytes_per_project:
+                continue
+            for item in self._beyond(link, tenant, project):
+                if item.host in known:
+                    continue
+                if not going or going[-1][0] != item.kind or len(going[-1][1]) >= batch:
+                    going.append((item.kind, []))
+                going[-1][1].append(item.id)
+        return going
+
+    def _beyond(self, link: sa.Connection, tenant: str, project: str) -> list[HeavyWork]:
+        """Return work of a project that is over and does not fit into its bytes with all that ended later, the first first."""
+        tables, most = self.work.tables, self.work.settings.keep_bytes_per_project
+        contents: dict[str, list[tuple[str, int]]] = {}
+        named = tables.artifacts.c
+        mine = (named.tenant == tenant, named.project == project, named.task_id.is_not(None))
+        for task, sha256, size in link.execute(sa.select(named.task_id, named.sha256, named.size).where(*mine)):
+            contents.setdefault(task, []).append((sha256, size))
+        work: dict[str, HeavyWork] = {}
+        for table, kind in ((tables.jobs, "job"), (tables.tasks, "task")):
+            own, column = (table.c.tenant == tenant, table.c.project == project), table.c
+            printed = _printed(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
+            job = column.job_id if kind == "task" else sa.null()
+            query = sa.select(column.id, column.status, column.host, column.finished_at, job, printed).where(*own)
+            for item, status, host, finished_at, job_id, size in link.execute(query):
+                whole = work.setdefault(
+                    job_id or item, HeavyWork(kind, item, host, status in TERMINAL, finished_at or 0, 0, [])
+                )
+                whole.printed += int(size)
+                whole.contents += contents.get(item, [])
+        total, held, beyond = 0, set[str](), list[HeavyWork]()
+        for whole in sorted(work.values(), key=lambda item: (not item.over, item.finished_at, item.id), reverse=True):
+            fresh = dict(whole.contents)
+            total += whole.printed + sum(size for sha256, size in fresh.items() if sha256 not in held)
+            held |= fresh.keys()
+            if whole.over and total > most:
+                beyond.append(whole)
+        return beyond[::-1]
 
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +51,8 @@ JOURNAL_LIMIT: Final = 16 * 1024 * 1024
 PRAGMAS = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={JOURNAL_LIMIT}")
 SQLITE_CONNECTIONS: Final = 24
 """Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
+SNAPSHOT_ROWS: Final = 500
+"""Rows that are held at a time of a long answer."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
 _SQLITE: Final = "sqlite:///"
@@ -255,6 +257,27 @@ class Database:
             except BaseException:  # raised again: the next caller prepares
                 self._prepare = prepare
                 raise
+
+    def snapshot(self, question: Callable[[sa.Connection], T]) -> T:
+        """As `ask`, but everything *question* reads is as it was at one moment, and long answers come in pieces; blocks."""
+        self._prepared()
+        mode = (
+            {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.dialect == "postgresql" else {}
+        )
+        how = self.engine.execution_options(kdskills_reads=True, **mode)
+        with speaking(self.label, self._failure), how.connect() as link:
+            return question(link.execution_options(yield_per=SNAPSHOT_ROWS))
+
+    def copy_to(self, target: Path) -> None:
+        """Write a copy of a SQLite database, as it is at one moment, into the new file *target*; blocks."""
+        with speaking(self.label, self._failure):
+            raw: Any = self.engine.raw_connection()
+            try:
+                private_database(target)
+                with closing(sqlite3.connect(target)) as copy:
+                    raw.driver_connection.backup(copy)
+            finally:
+                raw.close()
 
     async def ready(self) -> None:
         """Prepare the database if nobody has, for who writes to its tables in a transaction of another `Database`."""

@@ -64,6 +64,12 @@ _EVALS: Final = (
     ),
     *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "workspace_inside", "engine_unavailable"),
 )
+_KEEP: Final = ("path_missing", "storage_full", "database_unavailable", "artifact_store_unavailable", "missing_extra")
+_BACKUP: Final = ("path_exists", "backup_nothing", *_KEEP)
+_RESTORE: Final = (
+    *("backup_damaged", "backup_hostile", "backup_newer", "backup_unknown_table"),
+    *("restore_not_empty", "restore_no_session_store", "restore_running", *_KEEP),
+)
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
 
@@ -363,6 +369,28 @@ _ROWS: Final = (
         "Bring the service's tables up to date.",
         "machine:upgrade_database",
         ("database_unavailable", "missing_extra"),
+        local=True,
+    ),
+    _operate(
+        "db.check",
+        "Look for rows, objects and folders that do not fit one another.",
+        "backups:check_database",
+        ("path_missing", "database_unavailable", "artifact_store_unavailable", "missing_extra"),
+        local=True,
+        reads=True,
+    ),
+    _operate(
+        "backup.create",
+        "Write everything that is kept into one file, while the system runs.",
+        "backups:create_backup",
+        _BACKUP,
+        local=True,
+    ),
+    _operate(
+        "backup.restore",
+        "Put a backup in place where nothing is, or check it.",
+        "backups:restore",
+        _RESTORE,
         local=True,
     ),
     _operate(

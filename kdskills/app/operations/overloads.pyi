@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel
 
 from kdskills.app.operations.audit_log import AuditLogOut
+from kdskills.app.operations.backups import BackupOutput, CheckDatabaseOutput
 from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput, SchemaOutput
 from kdskills.app.operations.clients import (
     AcceptOut,
@@ -365,6 +366,14 @@ class OperationCalls:
     ) -> UpgradeOut: ...
     @overload
     async def call(
+        self, operation: Literal["db.check"], *, emit: Emit | None = None, **arguments: Any
+    ) -> CheckDatabaseOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["backup.create", "backup.restore"], *, emit: Emit | None = None, **arguments: Any
+    ) -> BackupOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["fleet.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> FleetOutput: ...
     @overload
@@ -593,6 +602,10 @@ class OperationCalls:
     def run(self, operation: Literal["tokens.change", "tokens.revoke"], **arguments: Any) -> TokenOut: ...
     @overload
     def run(self, operation: Literal["db.upgrade"], **arguments: Any) -> UpgradeOut: ...
+    @overload
+    def run(self, operation: Literal["db.check"], **arguments: Any) -> CheckDatabaseOutput: ...
+    @overload
+    def run(self, operation: Literal["backup.create", "backup.restore"], **arguments: Any) -> BackupOutput: ...
     @overload
     def run(self, operation: Literal["fleet.show"], **arguments: Any) -> FleetOutput: ...
     @overload
