@@ -26,15 +26,16 @@ securityContext:
 {{- end }}
 
 {{- define "kdskills.container" -}}
-image: {{ include "kdskills.image" . }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
-{{- with .Values.variables }}
+{{- $top := index . 0 -}}
+image: {{ include "kdskills.image" $top }}
+imagePullPolicy: {{ $top.Values.image.pullPolicy }}
+{{- with merge (index . 1) $top.Values.variables }}
 env:
   {{- range $name, $value := . }}
   - {name: {{ $name }}, value: {{ $value | quote }}}
   {{- end }}
 {{- end }}
-{{- with .Values.storeSecret }}
+{{- with $top.Values.storeSecret }}
 envFrom:
   - secretRef: {name: {{ . }}}
 {{- end }}
@@ -50,7 +51,7 @@ securityContext:
 {{- define "kdskills.mounts" -}}
 volumeMounts:
   - {name: settings, mountPath: /etc/kdskills, readOnly: true}
-  - {name: state, mountPath: /var/lib/kdskills}
+  - {name: state, mountPath: /home/kdskills}
   - {name: cache, mountPath: /var/cache/kdskills}
   - {name: tmp, mountPath: /tmp}
 {{- end }}
