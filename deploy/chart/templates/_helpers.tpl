@@ -15,45 +15,50 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{- define "kdskills.restricted" -}}
+{{- define "kdskills.account" -}}
 securityContext:
+  {{- if .Values.landlock }}
+  runAsUser: 0
+  runAsGroup: 0
+  {{- else }}
   runAsNonRoot: true
   runAsUser: 10000
   runAsGroup: 10000
   fsGroup: 10000
   fsGroupChangePolicy: OnRootMismatch
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
 {{- define "kdskills.container" -}}
-{{- $top := index . 0 -}}
-image: {{ include "kdskills.image" $top }}
-imagePullPolicy: {{ $top.Values.image.pullPolicy }}
-{{- with merge (index . 1) $top.Values.variables }}
-env:
-  {{- range $name, $value := . }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
-  {{- end }}
-{{- end }}
-{{- with $top.Values.storeSecret }}
-envFrom:
-  - secretRef: {name: {{ . }}}
-{{- end }}
-{{- end }}
-
-{{- define "kdskills.closed" -}}
+image: {{ include "kdskills.image" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
 securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+  capabilities:
+    drop: [ALL]
+    {{- if .Values.landlock }}
+    add: [CHOWN, DAC_OVERRIDE, KILL, SETGID, SETPCAP, SETUID]
+    {{- end }}
+env:
+  - {name: KDSKILLS_STATE_DIR, value: {{ include "kdskills.home" . }}/state}
+  {{- range $name, $value := .Values.variables }}
+  - {name: {{ $name }}, value: {{ $value | quote }}}
+  {{- end }}
+{{- with .Values.storeSecret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
 {{- end }}
-
-{{- define "kdskills.mounts" -}}
 volumeMounts:
   - {name: settings, mountPath: /etc/kdskills, readOnly: true}
-  - {name: state, mountPath: /home/kdskills}
+  - {name: state, mountPath: {{ include "kdskills.home" . }}}
   - {name: cache, mountPath: /var/cache/kdskills}
   - {name: tmp, mountPath: /tmp}
+{{- end }}
+
+{{- define "kdskills.home" -}}
+{{ ternary "/var/lib/kdskills" "/home/kdskills" .Values.landlock }}
 {{- end }}
 
 {{- define "kdskills.volumes" -}}
