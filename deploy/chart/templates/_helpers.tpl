@@ -53,7 +53,7 @@ envFrom:
 volumeMounts:
   - {name: settings, mountPath: /etc/kdskills, readOnly: true}
   - {name: state, mountPath: {{ include "kdskills.home" . }}}
-  - {name: cache, mountPath: /var/cache/kdskills}
+  - {name: cache, mountPath: /var/cache}
   - {name: tmp, mountPath: /tmp}
 {{- end }}
 
