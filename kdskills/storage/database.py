@@ -59,7 +59,7 @@ _ALEMBIC: Final = threading.Lock()
 
 
 class DatabaseUnavailable(OperatorMustAct, code="database_unavailable"):
-    """The database does not answer, or cannot be used as it is."""
+    """The database does not answer, or cannot be used as it is: `database_newer` where a later version made its tables."""
 
 
 def micros(moment: datetime) -> int:

@@ -276,5 +276,5 @@ def test_pages_name_what_exists(page: str) -> None:
             assert f"## `kdskills {command}`" in reference
 
 
-OTHER_WORDS = {"max_connections", "pg_isready", "database_newer"}
+OTHER_WORDS = {"max_connections", "pg_isready"}
 """Words of pages that are no setting, option or code of the reference."""
