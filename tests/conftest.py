@@ -213,6 +213,15 @@ def _browser() -> str | None:
     return None if axe_script().is_file() else "axe-core is not installed: .ci/browser does it"
 
 
+HELM = Path("/tmp/kdskills-helm/helm")
+
+
+def _deploy() -> str | None:
+    missing = [name for name in ("docker-compose", "nginx", "systemd-analyze") if shutil.which(name) is None]
+    missing += [] if HELM.is_file() else ["helm"]
+    return f"{', '.join(missing)} not installed: .ci/deploy does it" if missing else None
+
+
 def _index() -> str | None:
     import httpx
 
@@ -228,6 +237,7 @@ def _index() -> str | None:
 
 PROBES = {
     "browser": _browser,
+    "deploy": _deploy,
     "index": _index,
     "nats": _nats,
     "mcp-conformance": _conformance,
@@ -254,6 +264,7 @@ def absence(service: str) -> str | None:
 #: What makes the tests of a service run, where it is not installed by `make setup`.
 BROUGHT_BY = {
     "browser": ".ci/browser",
+    "deploy": ".ci/deploy",
     "docker": ".ci/services",
     "postgres": ".ci/services",
     "codex": ".ci/codex",

@@ -531,8 +531,9 @@ class Fleet:
     def drain(self, link: sa.Connection, host: str, author: str) -> bool:
         """Let a host take nothing new, until `undrain`; False when it was so already."""
         row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
-        new = upsert(link.dialect.name, self._tables.hosts).values(row).on_conflict_do_nothing()
-        return link.execute(new).rowcount > 0
+        hosts = self._tables.hosts
+        new = upsert(link.dialect.name, hosts).values(row).on_conflict_do_nothing().returning(hosts.c.host)
+        return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
 
     def undrain(self, link: sa.Connection, host: str) -> bool:
         """Let a host take work again; False when it was not drained."""

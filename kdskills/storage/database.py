@@ -61,7 +61,7 @@ _ALEMBIC: Final = threading.Lock()
 
 
 class DatabaseUnavailable(OperatorMustAct, code="database_unavailable"):
-    """The database does not answer, or cannot be used as it is."""
+    """The database does not answer, or cannot be used as it is: `database_newer` where a later version made its tables."""
 
 
 def micros(moment: datetime) -> int:
@@ -342,11 +342,16 @@ MIGRATIONS: Final = Path(__file__).with_name("migrations")
 def upgrade(database: Database, part: str) -> bool:
     """Bring the tables of *part*, a branch such as `work`, up to its newest revision; whether there was anything to do.
 
-    Blocks. Raises MissingExtra, DatabaseUnavailable.
+    Blocks. Raises MissingExtra, DatabaseUnavailable, also as `database_newer` for tables that a later version made.
     """
     target = HEADS[part]
-    if target in database.ask(current_revisions):
+    before = database.ask(current_revisions)
+    if target in before:
         return False
+    later = max((revision for revision in before if revision.startswith(f"{part}_")), default="")
+    if later > target:
+        message = f"a newer version brought the database to {later}, and this one knows {target}: start the newer one"
+        raise DatabaseUnavailable(message, code="database_newer", revision=later)
 
     def change(link: sa.Connection) -> bool:
         if link.dialect.name == "postgresql":

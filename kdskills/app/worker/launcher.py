@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -29,8 +29,8 @@ from kdskills.app.host import Host
 from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import ExecRefused, KdskillsError
-from kdskills.execution import ExecResult, Executor
-from kdskills.execution.egress import Grants, require_granted
+from kdskills.execution import ExecResult, Executor, SkillMount
+from kdskills.execution.egress import require_granted
 from kdskills.execution.protocol import Handle, Preparable
 from kdskills.execution.run import require_consent
 from kdskills.jobs import shim
@@ -157,8 +157,7 @@ class Launcher:
             from kdskills.app.worker.evals import EvalsRunner
 
             return EvalsRunner(folder, order, self._settings)
-        engine, settings = self._engines.get(order.spec.placement.engine), self._settings
-        return AttemptRunner(folder, order, engine, settings.network, settings.allow_unisolated)
+        return AttemptRunner(folder, order, self._engines.get(order.spec.placement.engine), self._settings)
 
     def _reap_after(self, folder: Path) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -197,8 +196,7 @@ class AttemptRunner:
     folder: Path
     order: AttemptOrder
     engine: Executor | None
-    grants: Grants
-    allow_unisolated: bool
+    settings: Settings
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def main(self) -> Verdict:
@@ -215,11 +213,12 @@ class AttemptRunner:
         if engine is None:
             name = order.spec.placement.engine
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
-        require_granted(self.grants, order.spec.placement.skill_name, order.spec.placement.network)
+        require_granted(self.settings.network, order.spec.placement.skill_name, order.spec.placement.network)
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         with contextlib.nullcontext() if session is None else session.reading() as snapshot:
             request = to_request(order, self.folder, {} if snapshot is None else snapshot.files)
-            require_consent(engine, request, allow_unisolated=self.allow_unisolated)
+            request = replace(request, skills=await self.at_hand(request.skills))
+            require_consent(engine, request, allow_unisolated=self.settings.allow_unisolated)
             handle = await engine.start(request)
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
@@ -229,6 +228,28 @@ class AttemptRunner:
             limits = order.spec.placement.limits
             errors = session.commit(snapshot, files, OutputBounds(files=order.session_files, total=limits.work_size))
         return to_verdict(order, self.folder, result, started_at=started_at, session_errors=errors, override=instead)
+
+    async def at_hand(self, mounts: tuple[SkillMount, ...]) -> tuple[SkillMount, ...]:
+        """Return *mounts* with folders of this machine for uploaded skills: a door elsewhere named its own.
+
+        What is not here yet is fetched from the storage the machines share. Raises NotFound, VersionMissing and
+        DatabaseUnavailable.
+        """
+        uploaded, project = self.order.spec.placement.uploaded, self.order.spec.scope.project
+        here = []
+        for mount in mounts:
+            name, root = mount.root.name, mount.root
+            if name in uploaded and not root.is_dir():
+                # The same place below our own state folder; asking the database is for the first run alone.
+                root = self.settings.state_dir.joinpath("projects", *root.parts[-4:])
+                if not root.is_dir():
+                    host = Host(self.settings)
+                    try:
+                        root = await host.projects.folder(project, name, uploaded[name])
+                    finally:
+                        await host.storage.aclose()
+            here.append(replace(mount, root=root))
+        return tuple(here)
 
     async def _over(
         self, handle: Handle, engine: Executor, started_at: float

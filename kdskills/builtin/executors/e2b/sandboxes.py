@@ -204,7 +204,8 @@ class Archive(NamedTuple):
             for name, path in sorted(files):
                 info = tar.gettarinfo(str(path), arcname=name)
                 mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
-                info = info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
+                info.uid = info.gid = info.mtime = 0
+                info.uname, info.gname, info.mode = "", "", mode
                 if info.islnk():  # another name of a file that came before: files of packages are shared that way
                     info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
                 with path.open("rb") if info.isreg() else contextlib.nullcontext() as stream:
