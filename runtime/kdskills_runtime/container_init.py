@@ -20,7 +20,7 @@ other processes of its uid cannot read (it is not dumpable), and it is written w
 that kills this process ends its container, and the host finds no answer.
 
 Where orders come by a command of their own, as in a pod, `container_init hold` is the container's first process until it is
-told to end from outside, and `container_init signal NUMBER` hands a signal to the one that serves an order.
+told to end from outside, and `container_init signal NUMBER` hands a signal to the one that serves an order; KILL is for everything.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ def main(words: list[str]) -> int:
     if words[:1] == ["hold"]:
         return hold()
     if words[:1] == ["signal"]:
-        return 0 if any(send(pid, int(words[1])) for pid in serving()[:1]) else 1
+        number = int(words[1])
+        pids = [-1] if number == signal.SIGKILL else serving()[:1]
+        return 0 if any(send(pid, number) for pid in pids) else 1
     alone = b"container_init" in command(1)  # else every process this one may KILL would be somebody's
     if os.getuid() == 0 or not alone:
         sys.stderr.write("container_init: not the first program of a container; nothing was run\n")

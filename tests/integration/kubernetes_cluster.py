@@ -110,6 +110,7 @@ class FakeCluster:
         unschedulable: Whether pods find no node.
         oom_group: Whether memory that runs out ends the whole container.
         cut_after: Commands of programs are cut off after so many bytes of output, once; None for never.
+        altered: Whether what is sent to a pod arrives with another first byte.
         protocol: The protocol of commands that it speaks.
     """
 
@@ -138,6 +139,7 @@ class FakeCluster:
         self.image_error: tuple[str, str] | None = None
         self.unschedulable = self.oom_group = False
         self.cut_after: int | None = None
+        self.altered = False
         self.protocol = "v5.channel.k8s.io"
         self.policies.clear()
 
@@ -333,7 +335,7 @@ class FakeCluster:
         words += ["--ro-bind", str(self._tree.path), "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/sys"]
         if pod.leaf is not None:
             inside = "/sys/fs/cgroup" if pod.leaf.version == 2 else "/sys/fs/cgroup/memory"
-            words += ["--ro-bind", str(pod.leaf.memory), inside]
+            words += ["--dir", "/sys/fs", "--dir", "/sys/fs/cgroup", "--ro-bind", str(pod.leaf.memory), inside]
         words += ["--remount-ro", "/sys", "--tmpfs", "/run", "--ro-bind", str(START), "/run/start.py"]
         words += ["--remount-ro", "/run", "--tmpfs", "/opt", "--dir", "/opt/kdskills"]
         for mount in container["volumeMounts"]:
@@ -356,7 +358,7 @@ class FakeCluster:
 
     def _started(self, pod: FakePod) -> list[str]:
         """Return the words that give up everything but the pod's uid."""
-        return [self._tree.python, "-I", "/run/start.py", str(pod.body["spec"]["securityContext"]["runAsUser"])]
+        return [self._tree.python, "-I", "-S", "/run/start.py", str(pod.body["spec"]["securityContext"]["runAsUser"])]
 
     async def _connect(self, pod: FakePod) -> None:
         """Give the pod an interface and a route, as a network plugin does."""
@@ -397,7 +399,7 @@ class FakeCluster:
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        upward = asyncio.create_task(_feed(socket, process))
+        upward = asyncio.create_task(_feed(socket, process, altered=self.altered))
         try:
             await asyncio.gather(self._pump(socket, process.stdout, 1), self._pump(socket, process.stderr, 2))
             code = await process.wait()
@@ -421,13 +423,13 @@ class FakeCluster:
                 await socket.send_bytes(bytes([channel]) + piece)
 
 
-async def _feed(socket: WebSocket, process: asyncio.subprocess.Process) -> None:
-    """Hand what comes on the channel of standard input on to *process*."""
+async def _feed(socket: WebSocket, process: asyncio.subprocess.Process, *, altered: bool) -> None:
+    """Hand what comes on the channel of standard input on to *process*, perhaps *altered*."""
     assert process.stdin is not None
     with contextlib.suppress(WebSocketDisconnect, KeyError, ConnectionError, RuntimeError):
         while frame := await socket.receive_bytes():
             if frame[0] == 0:
-                process.stdin.write(frame[1:])
+                process.stdin.write(b"?" + frame[2:] if altered else frame[1:])
                 await process.stdin.drain()
 
 

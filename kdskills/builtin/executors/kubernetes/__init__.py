@@ -128,7 +128,7 @@ class KubernetesRun(RemoteRun):
         return True
 
     def signal(self, number: int) -> None:
-        """Send a signal to the program; KILL ends its pod."""
+        """Send a signal to the program; KILL ends everything in its pod."""
         if self._pod is not None and not self.done:
             self._sent = number
             threading.Thread(
@@ -137,9 +137,7 @@ class KubernetesRun(RemoteRun):
 
     def _signal(self, number: int) -> None:
         with contextlib.suppress(Trouble):  # the pod is gone, and the program with it
-            if self._pod is not None and number == signal.SIGKILL:
-                self._cluster.delete(self._pod)
-            elif self._pod is not None:
+            if self._pod is not None:
                 command = self._cluster.command(self._pod, PROGRAM, [*INIT, "signal", f"{number}"])
                 with contextlib.closing(command):
                     command.finish(REQUEST_S)
@@ -212,7 +210,8 @@ class KubernetesRun(RemoteRun):
         feeds: dict[int, Callable[[bytes], object]] = {0: len, 1: answer.feed, 2: self.stderr.feed}
         deadline = started + self.request.limits.wall_s + GRACE_S + START_SLACK_S
         try:
-            while not (answer.done or answer.broken) and (piece := command.read(0.5)) is not None:
+            # To the end of the stream, not only of the answer: what was written to stderr may come after it.
+            while answer.broken is None and (piece := command.read(0.5)) is not None:
                 feeds[piece[0]](piece[1])
                 if answer.answering and not answer.end:
                     deadline = time.monotonic() + COLLECT_S
@@ -221,6 +220,8 @@ class KubernetesRun(RemoteRun):
                 self._overdue = time.monotonic() >= deadline
                 if self._overdue:
                     break
+            if not (command.status or answer.broken or self._overdue):
+                self._fault = "it ended without a status"
         except Trouble as trouble:
             self._fault = str(trouble)
         answer.close()
