@@ -140,6 +140,7 @@ async def test_no_cluster_and_no_image(cluster, make, tmp_path, monkeypatch):
     report = await make(config=tmp_path / "closed").probe()
     assert not report.ok
     assert "no pod is available" in report.cure
+    assert "not run against a cluster" in report.cure
     for name in [name for name in sys.modules if name.partition(".")[0] == "kubernetes"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "kubernetes", None)

@@ -65,6 +65,8 @@ START_SLACK_S: Final = 0.9
 SETTLE_S: Final = 3.0
 """How long the API may take to tell of an end that the stream has shown."""
 GONE_S: Final = 30.0
+UNTRIED: Final = "not run against a cluster before it was shipped, only against a stand-in of the API"
+"""What `doctor` says of this engine, whether it works here or not."""
 _DIGEST: Final = re.compile(r"[^@\s]+@sha256:[0-9a-f]{64}")
 
 
@@ -161,6 +163,7 @@ class KubernetesRun(RemoteRun):
         command = self._cluster.command(name, PROGRAM, INIT)
         self.stack.callback(command.close)
         command.send(self._order)
+        self._order, self._archive = b"", self._archive._replace(data=b"")  # a service would hold them for long
         return command
 
     def _create(self) -> str:
@@ -283,6 +286,7 @@ class KubernetesExecutor(ExecutionEngine):
     """Below this the container's own two processes do not fit."""
     children = False
     own_files = frozenset({"/etc/machine-id"})
+    refusal_cure = f"{UNTRIED}: "
     cure = "look into the cluster's set-up (docs/how-to/run-on-kubernetes.md): "
 
     async def probe(self) -> ProbeReport:
@@ -303,8 +307,7 @@ class KubernetesExecutor(ExecutionEngine):
     def judged(self, run: ExecutionRun, result: ExecResult) -> tuple[ProbeCheck, ...]:
         """Return the canary's checks, and what this engine was tried with before it was shipped."""
         checks = judge(result.stdout.data, sockets=False, families=("AF_UNIX",)) if result.status == "ok" else ()
-        words = "not run against a cluster before it was shipped, only against a stand-in of the API"
-        return (*checks, ProbeCheck("tried", ok=True, found=words))
+        return (*checks, ProbeCheck("tried", ok=True, found=UNTRIED))
 
     def usable_options(self) -> KubernetesOptions:
         """Return the engine's settings. Raises ExecRefused without an image that is named by its digest."""

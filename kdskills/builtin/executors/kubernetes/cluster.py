@@ -46,6 +46,8 @@ ARCHIVE: Final = f"{HOME}/in.tar"
 INIT: Final = ("python3", "-s", "-P", "-m", "kdskills_runtime.container_init")
 REQUEST_S: Final = 30.0
 COLLECT_S: Final = 20.0
+PING_S: Final = 20.0
+"""How long a silent command's stream is left alone: what lies on the way ends idle connections."""
 LEASE_SLACK_S: Final = 60.0
 CHUNK: Final = 64 * 1024
 _IMAGE: Final = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -97,7 +99,7 @@ def pod_manifest(
             | {
                 "name": DELIVERY,
                 "command": ["python3", "-I", "-c", unpack, *waiting],
-                "resources": {"limits": _bounds(128 * MIB, room)},
+                "resources": _bounds(128 * MIB, room),
                 "volumeMounts": [{"name": "trees", "mountPath": HOME}],
             }
         ],
@@ -107,7 +109,7 @@ def pod_manifest(
                 "name": PROGRAM,
                 "command": [*INIT, "hold"],
                 "env": [{"name": "PYTHONPATH", "value": HOME}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-                "resources": {"limits": _bounds(limits.memory, room)},
+                "resources": _bounds(limits.memory, room),
                 "volumeMounts": [
                     *({"name": path.rpartition("/")[2], "mountPath": f"/{path}"} for path in fresh),
                     *(
@@ -132,8 +134,10 @@ def pod_manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
 
 
-def _bounds(memory: int, room: int) -> dict[str, str]:
-    return {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(room)}
+def _bounds(memory: int, room: int) -> Manifest:
+    """Return the bounds of a container; of memory and disk as much is reserved, of the processor a tenth."""
+    limits = {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(room)}
+    return {"limits": limits, "requests": {"cpu": "100m"}}
 
 
 def policy_manifest() -> Manifest:
@@ -332,17 +336,9 @@ class Cluster:
     def pods(self) -> list[Manifest]:
         """Return every pod that an engine like this made, whoever watches it."""
         selector = ",".join(f"{key}={value}" for key, value in MANAGED.items())
-        found: list[Manifest] = []
-        page: str | None = None
         with translated():
-            while page != "":
-                further = {} if page is None else {"_continue": page}
-                answer = self._core.list_namespaced_pod(
-                    self._namespace, label_selector=selector, limit=500, **further, **self._patience
-                )
-                found += [self._json(pod) for pod in answer.items]
-                page = answer.metadata._continue or ""  # noqa: SLF001 - the client's name of a field
-        return found
+            answer = self._core.list_namespaced_pod(self._namespace, label_selector=selector, **self._patience)
+            return [self._json(pod) for pod in answer.items]
 
     def command(self, name: str, container: str, words: Sequence[str]) -> Command:
         """Start a command in a container of a pod."""
@@ -388,6 +384,7 @@ class Command:
 
     def __init__(self, wire: Any) -> None:
         self._wire = wire
+        self._ping = time.monotonic() + PING_S
         self.status = ""  # what the API said of its end
 
     def send(self, data: bytes) -> None:
@@ -405,6 +402,9 @@ class Command:
             try:
                 kind, frame = self._wire.recv_data_frame(True)
             except websocket.WebSocketTimeoutException:
+                if time.monotonic() >= self._ping:
+                    self._wire.ping()
+                    self._ping = time.monotonic() + PING_S
                 return 0, b""
         if kind == websocket.ABNF.OPCODE_CLOSE:
             return None
