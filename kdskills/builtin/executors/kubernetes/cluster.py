@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from http import HTTPStatus
@@ -239,7 +239,7 @@ class Trouble(Exception):
         self.reason, self.status = reason, status
 
 
-_REASONS: Final = {
+_REASONS: Final[dict[int, str]] = {
     HTTPStatus.UNAUTHORIZED: "unauthorized",
     HTTPStatus.FORBIDDEN: "forbidden",
     HTTPStatus.NOT_FOUND: "gone",
@@ -301,18 +301,32 @@ class Cluster:
 
     def close_network(self) -> None:
         """See to it that the namespace has the policy that closes pods of runs; `policy_open` when another has its name."""
-        with translated():
+        policy = self._policy()
+        if policy is None:
             try:
-                policy = self._networking.read_namespaced_network_policy(POLICY, self._namespace, **self._patience)
-            except client.ApiException as error:
-                if error.status != HTTPStatus.NOT_FOUND:
-                    raise
-                with self._unless(HTTPStatus.CONFLICT):  # another run was quicker
+                with translated():
                     body = policy_manifest()
                     self._networking.create_namespaced_network_policy(self._namespace, body, **self._patience)
-                policy = self._networking.read_namespaced_network_policy(POLICY, self._namespace, **self._patience)
-        if problem := policy_problem(self._json(policy)):
+            except Trouble as trouble:
+                if trouble.status != HTTPStatus.CONFLICT:  # another run was quicker
+                    raise
+            policy = self._policy()
+        if problem := policy_problem(policy or {}):
             raise Trouble("policy_open", f"the network policy {self._namespace}/{POLICY} {problem}")
+
+    def _policy(self) -> Manifest | None:
+        return self._found(self._networking.read_namespaced_network_policy, POLICY)
+
+    def _found(self, read: Callable[..., Any], name: str, **how: Any) -> Manifest | None:
+        """Return what *read* answers of the object; None when there is none of that name."""
+        try:
+            with translated():
+                answer: Manifest = self._json(read(name, self._namespace, **how, **self._patience))
+        except Trouble as trouble:
+            if trouble.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+        return answer
 
     def create(self, pod: Manifest) -> None:
         """Make *pod*."""
@@ -321,17 +335,11 @@ class Cluster:
 
     def look(self, name: str) -> Manifest | None:
         """Return the pod; None when there is none of that name."""
-        with translated(), self._unless(HTTPStatus.NOT_FOUND):
-            pod: Manifest = self._json(self._core.read_namespaced_pod(name, self._namespace, **self._patience))
-            return pod
-        return None
+        return self._found(self._core.read_namespaced_pod, name)
 
     def delete(self, name: str) -> bool:
         """Have the pod end, within a second or two; False when it is gone already."""
-        with translated(), self._unless(HTTPStatus.NOT_FOUND):
-            self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=1, **self._patience)
-            return True
-        return False
+        return self._found(self._core.delete_namespaced_pod, name, grace_period_seconds=1) is not None
 
     def pods(self) -> list[Manifest]:
         """Return every pod that an engine like this made, whoever watches it."""
@@ -364,16 +372,6 @@ class Cluster:
     @property
     def _patience(self) -> dict[str, Any]:
         return {"_request_timeout": REQUEST_S}
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _unless(status: HTTPStatus) -> Iterator[None]:
-        """Go on after an answer of that *status*."""
-        try:
-            yield
-        except client.ApiException as error:
-            if error.status != status:
-                raise
 
 
 class Command:
