@@ -133,6 +133,9 @@ async def test_no_cluster_and_no_image(cluster, make, tmp_path, monkeypatch):
     for image in (None, "registry.example/kdskills", "registry.example/kdskills:latest", f"x@sha256:{'5a' * 31}"):
         assert "by digest" in (await refusal(make(image=image))).message
     assert "knows no cluster" in (await refusal(make(config=tmp_path / "none"))).message
+    for text in ("", "[", "[]", "x: 1", "clusters: 5", '{"current-context": "a", "contexts": [{"name": "a"}]}'):
+        (tmp_path / "bad").write_text(text)
+        assert "knows no cluster" in (await refusal(make(config=tmp_path / "bad"))).message
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:9", cluster.config.read_text())
     (tmp_path / "closed").write_text(text)
     error = await refusal(make(config=tmp_path / "closed"))

@@ -130,7 +130,7 @@ def test_how_a_pod_ended(seen: dict[str, Any] | None, end: str | None) -> None:
 )
 def test_what_keeps_a_pod_from_starting(seen: dict[str, Any], reason: str | None) -> None:
     """A pod is given up when it cannot come up any more, and waited for otherwise."""
-    told = cluster.blocked(seen)
+    told = cluster.start_problem(seen)
     assert (told and told[0]) == reason
 
 

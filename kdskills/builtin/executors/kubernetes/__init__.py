@@ -30,17 +30,17 @@ from kdskills.builtin.executors.kubernetes.cluster import (
     INIT,
     PROGRAM,
     REQUEST_S,
-    Cluster,
-    Command,
+    ClusterApi,
+    ClusterTrouble,
     Manifest,
-    Trouble,
-    blocked,
+    PodCommand,
     brief,
+    container_runs,
     is_abandoned,
     lateness,
     pod_end,
     pod_manifest,
-    runs,
+    start_problem,
 )
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
@@ -113,7 +113,7 @@ class KubernetesRun(RemoteRun):
         try:
             command = self._begin(time.monotonic() + self._options.start_s)
             return self.unanswered("cancelled", 0.0) if command is None else self._follow(command)
-        except Trouble as trouble:
+        except ClusterTrouble as trouble:
             if self.cancelled.is_set():
                 return self.unanswered("cancelled", 0.0)
             words = f"no pod is available: {trouble} ({trouble.reason})"
@@ -125,7 +125,7 @@ class KubernetesRun(RemoteRun):
         """Delete the pod: its first process gets TERM, and after a second everything in it KILL."""
         if self._pod is None:
             return False
-        with contextlib.suppress(Trouble):  # out of reach: tried again, and the run's thread finds out, too
+        with contextlib.suppress(ClusterTrouble):  # out of reach: tried again, and the run's thread finds out, too
             self._cluster.delete(self._pod)
         return True
 
@@ -138,16 +138,16 @@ class KubernetesRun(RemoteRun):
             ).start()
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(Trouble):  # the pod is gone, and the program with it
+        with contextlib.suppress(ClusterTrouble):  # the pod is gone, and the program with it
             if self._pod is not None:
                 command = self._cluster.command(self._pod, PROGRAM, [*INIT, "signal", f"{number}"])
                 with contextlib.closing(command):
                     command.finish(REQUEST_S)
 
-    def _begin(self, until: float) -> Command | None:
+    def _begin(self, until: float) -> PodCommand | None:
         """Make the pod, deliver its files, start the init with its order; None when the run was cancelled first.
 
-        Raises Trouble, also when the program does not begin *until* then.
+        Raises ClusterTrouble, also when the program does not begin *until* then.
         """
         self._cluster.close_network()
         name = self._create()
@@ -173,7 +173,7 @@ class KubernetesRun(RemoteRun):
             self._pod = name = str(pod["metadata"]["name"])
             try:
                 self._cluster.create(pod)
-            except Trouble as trouble:
+            except ClusterTrouble as trouble:
                 # Nobody has that name: it is the count of a quota that two changed at once.
                 self._conflicts += trouble.reason == "conflict"
                 if trouble.reason != "conflict" or self._conflicts == CONFLICTS:
@@ -182,30 +182,30 @@ class KubernetesRun(RemoteRun):
                 return name
 
     def _await(self, name: str, container: str, until: float) -> bool:
-        """Wait until the container runs; False when the run is cancelled. Raises Trouble."""
+        """Wait until the container runs; False when the run is cancelled. Raises ClusterTrouble."""
         pause = 0.04
         while not self.cancelled.is_set():
-            trouble: Trouble | None = None
+            trouble: ClusterTrouble | None = None
             pod: Manifest | None = {}
             try:
                 pod = self._cluster.look(name)
-            except Trouble as error:
+            except ClusterTrouble as error:
                 if error.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
                     raise
                 trouble = error  # busy or restarting: asked again
             if pod is None:
-                raise Trouble("pod_ended", "the pod was deleted before its program began")
-            if runs(pod, container):
+                raise ClusterTrouble("pod_ended", "the pod was deleted before its program began")
+            if container_runs(pod, container):
                 return True
-            if problem := blocked(pod):
-                raise Trouble(*problem)
+            if problem := start_problem(pod):
+                raise ClusterTrouble(*problem)
             if time.monotonic() >= until:
-                raise trouble or Trouble(*lateness(pod))
+                raise trouble or ClusterTrouble(*lateness(pod))
             self.cancelled.wait(pause)
             pause = min(pause * 1.3, 1.0)
         return False
 
-    def _follow(self, command: Command) -> ExecResult:
+    def _follow(self, command: PodCommand) -> ExecResult:
         """Read output and answer to their end, or to the run's time, and say what came of it."""
         self.tell_started()
         started = time.monotonic()
@@ -225,7 +225,7 @@ class KubernetesRun(RemoteRun):
                     break
             if not (command.status or answer.broken or self._overdue):
                 self._fault = "it ended without a status"
-        except Trouble as trouble:
+        except ClusterTrouble as trouble:
             self._fault = str(trouble)
         answer.close()
         return self._result_of(answer, command.status, time.monotonic() - started)
@@ -244,7 +244,7 @@ class KubernetesRun(RemoteRun):
             return self.result(ProgramEnd("exited", None, self._sent, duration))
         try:
             kind, words = self._settled() or ("", "")
-        except Trouble as trouble:
+        except ClusterTrouble as trouble:
             kind, words = "engine_failed", str(trouble)
         if kind == "oom":
             return self.result(ProgramEnd("exited", None, None, duration), verdict=("oom", None))
@@ -256,7 +256,7 @@ class KubernetesRun(RemoteRun):
         return self.unanswered(ExecError("pod", kind or "init_lost", words.strip()), duration)
 
     def _settled(self) -> tuple[str, str] | None:
-        """Return what ended the pod; None when it still runs. The API tells of an end later than the stream. Raises Trouble."""
+        """Return what ended the pod; None when it still runs. The API tells of an end later than the stream. Raises ClusterTrouble."""
         until = time.monotonic() + SETTLE_S
         while True:
             assert self._pod is not None
@@ -269,7 +269,9 @@ class KubernetesRun(RemoteRun):
         if self._pod is None:
             return
         until = time.monotonic() + GONE_S
-        with contextlib.suppress(Trouble):  # `reap` finds what could not be removed, and the cluster ends it by itself
+        with contextlib.suppress(
+            ClusterTrouble
+        ):  # `reap` finds what could not be removed, and the cluster ends it by itself
             self._cluster.delete(self._pod)
             while self.cancelled.is_set() and time.monotonic() < until and self._cluster.look(self._pod) is not None:
                 time.sleep(0.05)
@@ -318,9 +320,9 @@ class KubernetesExecutor(ExecutionEngine):
         return options
 
     @cached_property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterApi:
         """The API. Raises ExecRefused without the client or its configuration."""
-        return Cluster(self.options.kubernetes)
+        return ClusterApi(self.options.kubernetes)
 
     def end_leftovers(self) -> ReapReport:
         """Delete pods whose owner is dead, or whose lease is over."""
@@ -330,14 +332,14 @@ class KubernetesExecutor(ExecutionEngine):
             return ReapReport()  # never used here
         try:
             pods = self.cluster.pods()
-        except (Trouble, ExecRefused) as error:
+        except (ClusterTrouble, ExecRefused) as error:
             return ReapReport(failed=(f"kubernetes: {error}",))
         for pod in pods:
             name = pod["metadata"]["name"]
             try:
                 if is_abandoned(pod, datetime.now(UTC)) and self.cluster.delete(name):
                     ended.append(f"pod {name}")
-            except Trouble as trouble:
+            except ClusterTrouble as trouble:
                 lost.append(f"pod {name}: {trouble}")
         return ReapReport(tuple(ended), tuple(lost))
 

@@ -12,11 +12,13 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
+
+import yaml
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import RunPlan
@@ -59,26 +61,10 @@ def pod_manifest(
 ) -> Manifest:
     """Return the pod of one run, whose owner is told by *labels*; programs and delivery run as *uid*."""
     limits = plan.request.limits
+    memory_sizes = {"work": limits.work_size, "tmp": limits.tmp_size, "dev/shm": limits.tmp_size}
     room = 2 * len(archive.data) + 64 * MIB
-    closed = {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "runAsNonRoot": True,
-        "capabilities": {"drop": ["ALL"]},
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-    common = {
-        "image": options.image,
-        "imagePullPolicy": "IfNotPresent",
-        "securityContext": closed,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "workingDir": "/",
-    }
-    unpack = host_entry().with_name("remote_unpack.py").read_text(encoding="utf-8")
-    waiting = [ARCHIVE, archive.digest, f"{HOME}/trees", f"{options.start_s:g}"]
-    seen = {"code": HOME, "skills": "/skills", "env": "/env"}
-    fresh = {"work": limits.work_size, "tmp": limits.tmp_size, "dev/shm": limits.tmp_size}
     deadline = options.start_s + limits.wall_s + COLLECT_S + LEASE_SLACK_S
+    profile = {"type": "RuntimeDefault"}
     spec = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": math.ceil(deadline),
@@ -88,42 +74,14 @@ def pod_manifest(
         "hostname": "sandbox",
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["127.0.0.1"]},
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": uid,
-            "runAsGroup": uid,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "initContainers": [
-            common
-            | {
-                "name": DELIVERY,
-                "command": ["python3", "-I", "-c", unpack, *waiting],
-                "resources": _bounds(128 * MIB, room),
-                "volumeMounts": [{"name": "trees", "mountPath": HOME}],
-            }
-        ],
-        "containers": [
-            common
-            | {
-                "name": PROGRAM,
-                "command": [*INIT, "hold"],
-                "env": [{"name": "PYTHONPATH", "value": HOME}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
-                "resources": _bounds(limits.memory, room),
-                "volumeMounts": [
-                    *({"name": path.rpartition("/")[2], "mountPath": f"/{path}"} for path in fresh),
-                    *(
-                        {"name": "trees", "mountPath": path, "subPath": f"trees/{part}", "readOnly": True}
-                        for part, path in seen.items()
-                    ),
-                ],
-            }
-        ],
+        "securityContext": {"runAsNonRoot": True, "runAsUser": uid, "runAsGroup": uid, "seccompProfile": profile},
+        "initContainers": [_delivery(options, archive) | _confined(options, 128 * MIB, room)],
+        "containers": [_program(memory_sizes) | _confined(options, limits.memory, room)],
         "volumes": [
             {"name": "trees", "emptyDir": {"sizeLimit": str(room)}},
             *(
                 {"name": path.rpartition("/")[2], "emptyDir": {"medium": "Memory", "sizeLimit": str(size)}}
-                for path, size in fresh.items()
+                for path, size in memory_sizes.items()
             ),
         ],
     }
@@ -134,10 +92,53 @@ def pod_manifest(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
 
 
-def _bounds(memory: int, room: int) -> Manifest:
-    """Return the bounds of a container; of memory and disk as much is reserved, of the processor a tenth."""
-    limits = {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(room)}
-    return {"limits": limits, "requests": {"cpu": "100m"}}
+def _delivery(options: KubernetesOptions, archive: Archive) -> Manifest:
+    """Return the container that waits for the archive and unpacks it."""
+    program = host_entry().with_name("remote_unpack.py").read_text(encoding="utf-8")
+    words = [ARCHIVE, archive.digest, f"{HOME}/trees", f"{options.start_s:g}"]
+    return {
+        "name": DELIVERY,
+        "command": ["python3", "-I", "-c", program, *words],
+        "volumeMounts": [{"name": "trees", "mountPath": HOME}],
+    }
+
+
+def _program(memory_paths: Iterable[str]) -> Manifest:
+    """Return the container that the program runs in; *memory_paths* are what it may write to."""
+    trees = {"code": HOME, "skills": "/skills", "env": "/env"}
+    return {
+        "name": PROGRAM,
+        "command": [*INIT, "hold"],
+        "env": [{"name": "PYTHONPATH", "value": HOME}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "volumeMounts": [
+            *({"name": path.rpartition("/")[2], "mountPath": f"/{path}"} for path in memory_paths),
+            *(
+                {"name": "trees", "mountPath": path, "subPath": f"trees/{part}", "readOnly": True}
+                for part, path in trees.items()
+            ),
+        ],
+    }
+
+
+def _confined(options: KubernetesOptions, memory: int, room: int) -> Manifest:
+    """Return what both containers have; of memory and disk as much is reserved as allowed, of the processor a tenth."""
+    return {
+        "image": options.image,
+        "imagePullPolicy": "IfNotPresent",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "resources": {
+            "limits": {"cpu": "1", "memory": str(memory), "ephemeral-storage": str(room)},
+            "requests": {"cpu": "100m"},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "workingDir": "/",
+    }
 
 
 def policy_manifest() -> Manifest:
@@ -161,7 +162,7 @@ def policy_problem(policy: Manifest) -> str | None:
     return None
 
 
-def blocked(pod: Manifest) -> tuple[str, str] | None:
+def start_problem(pod: Manifest) -> tuple[str, str] | None:
     """Return (reason, words) of a pod that will not start its program, or None while it may."""
     status = pod.get("status") or {}
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -181,7 +182,7 @@ def blocked(pod: Manifest) -> tuple[str, str] | None:
     return None
 
 
-def runs(pod: Manifest, container: str) -> bool:
+def container_runs(pod: Manifest, container: str) -> bool:
     """Whether that container of *pod* runs."""
     status = pod.get("status") or {}
     every = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
@@ -231,7 +232,7 @@ def brief(words: object) -> str:
     return " ".join(str(words).split())[:300]
 
 
-class Trouble(Exception):
+class ClusterTrouble(Exception):
     """The cluster's API could not do what was asked; the message holds no credentials."""
 
     def __init__(self, reason: str, message: str, status: int | None = None) -> None:
@@ -251,7 +252,7 @@ _REASONS: Final[dict[int, str]] = {
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn what the client raises into Trouble."""
+    """Turn what the client raises into ClusterTrouble."""
     from urllib3.exceptions import HTTPError
 
     try:
@@ -261,17 +262,20 @@ def translated() -> Iterator[None]:
             words = json.loads(error.body or "{}").get("message")
         except (ValueError, AttributeError):
             words = None
-        message = f"{error.status} {brief(words or error.reason)}"
-        raise Trouble(_REASONS.get(error.status or 0, "unreachable"), message, error.status) from None
+        status = int(error.status or 0)
+        message = f"{status} {brief(words or error.reason)}"
+        raise ClusterTrouble(_REASONS.get(status, "unreachable"), message, status) from None
     except websocket.WebSocketBadStatusException as error:
         status = int(error.status_code)
-        raise Trouble(_REASONS.get(status, "unreachable"), f"a command was answered with {status}", status) from None
-    except (HTTPError, websocket.WebSocketException, OSError) as error:
-        raise Trouble("unreachable", f"{type(error).__name__}: {brief(error)}") from None
+        raise ClusterTrouble(
+            _REASONS.get(status, "unreachable"), f"a command was answered with {status}", status
+        ) from None
+    except (HTTPError, websocket.WebSocketException, OSError, ValueError) as error:  # the last: no answer of an API
+        raise ClusterTrouble("unreachable", f"{type(error).__name__}: {brief(error)}") from None
 
 
-class Cluster:
-    """The API of a cluster, as far as the engine needs it. Every call raises Trouble.
+class ClusterApi:
+    """The API of a cluster, as far as the engine needs it. Every call raises ClusterTrouble.
 
     Raises ExecRefused when the client is not installed or not configured.
     """
@@ -286,6 +290,7 @@ class Cluster:
     def _configured(options: KubernetesOptions) -> Any:
         try:
             settings = client.Configuration()
+            settings.retries = 1  # a kept connection may have been closed; more would make a cancellation wait
             if options.config is None and options.context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
                 config.load_incluster_config(client_configuration=settings)
             else:
@@ -294,7 +299,7 @@ class Cluster:
         except ImportError:
             words = "the engine kubernetes needs the package kubernetes: pip install 'kdskills[kubernetes]'"
             raise ExecRefused(words, engine="kubernetes") from None
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
             words = f"the engine kubernetes knows no cluster: {brief(error)}; set kubernetes_config"
             raise ExecRefused(words, engine="kubernetes") from None
         return settings
@@ -307,22 +312,22 @@ class Cluster:
                 with translated():
                     body = policy_manifest()
                     self._networking.create_namespaced_network_policy(self._namespace, body, **self._patience)
-            except Trouble as trouble:
+            except ClusterTrouble as trouble:
                 if trouble.status != HTTPStatus.CONFLICT:  # another run was quicker
                     raise
             policy = self._policy()
         if problem := policy_problem(policy or {}):
-            raise Trouble("policy_open", f"the network policy {self._namespace}/{POLICY} {problem}")
+            raise ClusterTrouble("policy_open", f"the network policy {self._namespace}/{POLICY} {problem}")
 
     def _policy(self) -> Manifest | None:
-        return self._found(self._networking.read_namespaced_network_policy, POLICY)
+        return self._object_named(self._networking.read_namespaced_network_policy, POLICY)
 
-    def _found(self, read: Callable[..., Any], name: str, **how: Any) -> Manifest | None:
+    def _object_named(self, read: Callable[..., Any], name: str, **how: Any) -> Manifest | None:
         """Return what *read* answers of the object; None when there is none of that name."""
         try:
             with translated():
                 answer: Manifest = self._json(read(name, self._namespace, **how, **self._patience))
-        except Trouble as trouble:
+        except ClusterTrouble as trouble:
             if trouble.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
@@ -335,11 +340,11 @@ class Cluster:
 
     def look(self, name: str) -> Manifest | None:
         """Return the pod; None when there is none of that name."""
-        return self._found(self._core.read_namespaced_pod, name)
+        return self._object_named(self._core.read_namespaced_pod, name)
 
     def delete(self, name: str) -> bool:
         """Have the pod end, within a second or two; False when it is gone already."""
-        return self._found(self._core.delete_namespaced_pod, name, grace_period_seconds=1) is not None
+        return self._object_named(self._core.delete_namespaced_pod, name, grace_period_seconds=1) is not None
 
     def pods(self) -> list[Manifest]:
         """Return every pod that an engine like this made, whoever watches it."""
@@ -348,7 +353,7 @@ class Cluster:
             answer = self._core.list_namespaced_pod(self._namespace, label_selector=selector, **self._patience)
             return [self._json(pod) for pod in answer.items]
 
-    def command(self, name: str, container: str, words: Sequence[str]) -> Command:
+    def command(self, name: str, container: str, words: Sequence[str]) -> PodCommand:
         """Start a command in a container of a pod."""
         streams = {"stdin": "true", "stdout": "true", "stderr": "true", "tty": "false"}
         query = [("command", word) for word in words] + [("container", container), *streams.items()]
@@ -367,14 +372,14 @@ class Cluster:
         # Connecting knows no time limit; a thread that hangs is left behind.
         threading.Thread(target=connect, name="kdskills-kubernetes-connect", daemon=True).start()
         with translated():
-            return Command(wire.result(REQUEST_S))
+            return PodCommand(wire.result(REQUEST_S))
 
     @property
     def _patience(self) -> dict[str, Any]:
         return {"_request_timeout": REQUEST_S}
 
 
-class Command:
+class PodCommand:
     """A command in a container: bytes go in, and bytes of its streams come out until it ends.
 
     The client's own reader is not used: it takes frames faster than a reader could look at them, and keeps them all.
@@ -386,7 +391,7 @@ class Command:
         self.status = ""  # what the API said of its end
 
     def send(self, data: bytes) -> None:
-        """Write to its standard input. Raises Trouble."""
+        """Write to its standard input. Raises ClusterTrouble."""
         self._wire.settimeout(REQUEST_S)
         view = memoryview(data)
         with translated():
@@ -394,7 +399,7 @@ class Command:
                 self._wire.send_binary(b"\0" + view[start : start + CHUNK])
 
     def read(self, patience_s: float) -> tuple[int, bytes] | None:
-        """Return the next (1 for stdout or 2 for stderr, bytes), (0, b"") after *patience_s*, None at its end. Raises Trouble."""
+        """Return the next (1 for stdout or 2 for stderr, bytes), (0, b"") after *patience_s*, None at its end. Raises ClusterTrouble."""
         self._wire.settimeout(max(patience_s, 0.001))
         with translated():
             try:
@@ -419,10 +424,10 @@ class Command:
             self._wire.shutdown()
 
     def finish(self, patience_s: float) -> str:
-        """Read to the end and return what it wrote, at most a few lines. Raises Trouble, `too_slow` after *patience_s*."""
+        """Read to the end and return what it wrote, at most a few lines. Raises ClusterTrouble, `too_slow` after *patience_s*."""
         until, words = time.monotonic() + patience_s, b""
         while (piece := self.read(until - time.monotonic())) is not None:
             words = (words + piece[1])[-4096:]
             if time.monotonic() >= until:
-                raise Trouble("too_slow", "a command in the pod does not end")
+                raise ClusterTrouble("too_slow", "a command in the pod does not end")
         return words.decode("utf-8", "replace")
