@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -382,8 +383,9 @@ class FakeCluster:
         if status is not None or pod is None:
             await socket.send_denial_response(_status(status or 404, "no command there"))
             return
-        assert self.protocol in socket.headers["sec-websocket-protocol"]
-        await socket.accept(self.protocol)
+        offered = re.split(r",\s*", socket.headers["sec-websocket-protocol"])
+        assert "v4.channel.k8s.io" in offered
+        await socket.accept(self.protocol if self.protocol in offered else "v4.channel.k8s.io")
         env = {one["name"]: one["value"] for one in pod.body["spec"]["containers"][0]["env"]}
         command = query.getlist("command")
         inside = ["--mount", "--pid", "--net", "--ipc", "--uts"]

@@ -269,9 +269,8 @@ class KubernetesRun(RemoteRun):
         if self._pod is None:
             return
         until = time.monotonic() + GONE_S
-        with contextlib.suppress(
-            ClusterTrouble
-        ):  # `reap` finds what could not be removed, and the cluster ends it by itself
+        # `reap` finds what could not be removed, and the cluster ends it by itself when its time is over.
+        with contextlib.suppress(ClusterTrouble):
             self._cluster.delete(self._pod)
             while self.cancelled.is_set() and time.monotonic() < until and self._cluster.look(self._pod) is not None:
                 time.sleep(0.05)
