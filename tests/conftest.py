@@ -99,6 +99,15 @@ def _e2b() -> str | None:
     return _bubblewrap() if importlib.util.find_spec("e2b") else "the package e2b is not installed"
 
 
+def _kubernetes() -> str | None:
+    missing = [name for name in ("kubernetes", "kubernetes_validate") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed"
+    if os.geteuid() != 0 or shutil.which("nsenter") is None or shutil.which("ip") is None:
+        return "the stand-in of a cluster needs root, nsenter and ip"
+    return _bubblewrap()
+
+
 def _srt() -> str | None:
     from kdskills.builtin.executors.srt import TOOLS, find_srt
 
@@ -251,6 +260,7 @@ PROBES = {
     "srt": _srt,
     "documents": _fpdf2,
     "e2b": _e2b,
+    "kubernetes": _kubernetes,
     "llama": _llama,
 }
 

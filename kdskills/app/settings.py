@@ -28,7 +28,7 @@ from kdskills.bundle.descriptor import AuditPolicy, LockPolicy, SignaturePolicy,
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
 from kdskills.execution.egress import checked_secret, host_rule, secret_header, secret_origin
-from kdskills.execution.protocol import E2bOptions
+from kdskills.execution.protocol import E2bOptions, KubernetesOptions
 from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
 from kdskills.models import ModelPrice
 
@@ -42,6 +42,11 @@ FILE_ONLY = frozenset(
         "sandbox_uid",
         "e2b_api_url",
         "e2b_sandbox_url",
+        "kubernetes_config",
+        "kubernetes_context",
+        "kubernetes_image",
+        "kubernetes_namespace",
+        "kubernetes_runtime_class",
         "network",
         "network_secrets",
         "trust",
@@ -291,6 +296,27 @@ class Settings(BaseSettings):
     e2b_hard_ttl_s: float = Field(default=3600.0, gt=0, description="Seconds after which an E2B sandbox is replaced.")
     e2b_api_url: str | None = Field(default=None, description="Address of E2B's API; settings files only.")
     e2b_sandbox_url: str | None = Field(default=None, description="Address of E2B's sandboxes; settings files only.")
+    kubernetes_image: str | None = Field(
+        default=None,
+        description="Image of pods, by digest as in `registry/name@sha256:…`; settings files only.",
+    )
+    kubernetes_namespace: str = Field(
+        default="kdskills-runs", description="Namespace that pods are made in; settings files only."
+    )
+    kubernetes_config: Path | None = Field(
+        default=None,
+        description="Kubeconfig file; empty means the cluster that kdskills runs in, else `KUBECONFIG` or `~/.kube/config`; settings files only.",
+    )
+    kubernetes_context: str | None = Field(
+        default=None, description="Context of the kubeconfig; empty means its current one; settings files only."
+    )
+    kubernetes_runtime_class: str | None = Field(
+        default=None,
+        description="RuntimeClass of pods, such as one of gVisor or Kata Containers; settings files only.",
+    )
+    kubernetes_start_s: float = Field(
+        default=120.0, gt=0, le=3600, description="Seconds that a pod may take to be scheduled, pulled and started."
+    )
     model: str = Field(
         default="replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`."
     )
@@ -415,6 +441,9 @@ class Settings(BaseSettings):
             egress=EgressBounds(self.network_connections, self.network_bytes, self.network_seconds),
             network_secrets=self.network_secrets,
             e2b=E2bOptions(**{field.name: getattr(self, f"e2b_{field.name}") for field in fields(E2bOptions)}),
+            kubernetes=KubernetesOptions(
+                **{field.name: getattr(self, f"kubernetes_{field.name}") for field in fields(KubernetesOptions)}
+            ),
         )
 
     @classmethod

@@ -336,9 +336,9 @@ def canary_argv(python: str, entry: str) -> tuple[str, ...]:
     return (python, "-I", entry.rpartition("/")[0] + "/canary.py", *CANARY_FILES, str(Path(__file__).resolve()))
 
 
-def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
+def judge(output: bytes, *, sockets: bool = True, families: Sequence[str] = ()) -> tuple[ProbeCheck, ...]:
     """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`. With *sockets*
-    the only interface must be `lo`; else none may be made at all, as engines without such a namespace promise.
+    the only interface must be `lo`; else none may be made but of *families*, as engines without such a namespace promise.
     """
     try:
         report = json.loads(output)
@@ -350,7 +350,7 @@ def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
             "capabilities": (report["cap_bounding"] == 0, f"bounding set {report['cap_bounding']:#x}"),
             "seccomp": (report["seccomp"] == 2, f"mode {report['seccomp']}"),
             "no_new_privs": (report["no_new_privs"] == 1, str(report["no_new_privs"])),
-            "network": (report[network] == (["lo"] if sockets else []), f"{network} {report[network]}"),
+            "network": (report[network] == (["lo"] if sockets else [*families]), f"{network} {report[network]}"),
             "root_read_only": (not report["root_writable"], f"writable: {report['root_writable']}"),
         }
         return tuple(ProbeCheck(name, ok, words) for name, (ok, words) in rows.items())

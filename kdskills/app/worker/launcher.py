@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kdskills.app.worker.evals import EvalsRunner
 
 MODULE: Final = "kdskills.app.worker.launcher"
-_LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
+_LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",), "kubernetes": ("kubernetes",)}
 
 
 def warm_starter(settings: Settings) -> WarmStarter:
