@@ -33,6 +33,7 @@ from kdskills.jobs.model import (
 )
 from kdskills.jobs.queue import Capacity, Work
 from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
+from kdskills.jobs.session_folders import SessionFolders
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class WorkerContext:
         self.work = work
         self.executor = executor
         self.keeper = keeper
+        self.folders = SessionFolders(work, keeper, self.read)
         self.records = work.records
         self.lease_file = work.state_dir / "lease" if work.pooled else None
         self.cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -235,6 +237,7 @@ class TaskRun:
         running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
         if running is not None:
             return running
+        await context.folders.bring(head)
         inputs: list[OrderInput] = []
         for item in head.spec.command.inputs:
             if isinstance(item, FromArtifact):
@@ -316,7 +319,6 @@ class TaskRun:
             except KdskillsError as error:
                 errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
         status, values = ending(head, verdict)
-        values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
 
@@ -327,7 +329,15 @@ class TaskRun:
             if self._settings.global_concurrency is not None:
                 self._context.work.queue.announce(link)
 
-        await self._context.move("task", head.id, status, wake, **values)
+        async with self._context.folders.saving(head) as save:
+
+            def settle(link: sa.Connection) -> None:
+                save.settle(link)
+                wake(link)
+
+            values |= {"artifacts": dump(refs), "output_errors": dump([*errors, *save.errors])}
+            if await self._context.move("task", head.id, status, settle, **values):
+                await save.tidy()
 
 
 _LOOK_S: Final = 0.5
