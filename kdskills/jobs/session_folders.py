@@ -204,7 +204,8 @@ class FolderSave:
     """A save on its way: what the transaction that ends its task writes, and what could not be saved."""
 
     folders: SessionFolders
-    head: TaskHead
+    session_key: str
+    project: str
     before: FolderPointer | None = None
     after: FolderPointer | None = None
     manifest: FolderManifest | None = None
@@ -219,7 +220,7 @@ class FolderSave:
         """
         if not self.active:
             return
-        work, key = self.folders.work, self.head.session_key
+        work, key = self.folders.work, self.session_key
         if self.after is not None and not put_pointer(work, link, key, self.before, self.after):
             raise Conflict("the session was saved by somebody else meanwhile", code="session_moved")
         sessions = work.tables.sessions
@@ -233,10 +234,10 @@ class FolderSave:
         if self.after is None or self.manifest is None:
             return
         note = FolderNote(self.version, manifest_text(self.manifest))
-        await asyncio.to_thread(self.folders.write_note, self.head.session_key, note)
+        await asyncio.to_thread(self.folders.write_note, self.session_key, note)
         needed = {object_name(item) for item in self.manifest.objects} | {manifest_name(self.after)}
         try:
-            await self.folders.sweep(self.head.session_key, self.after, needed)
+            await self.folders.sweep(self.session_key, self.after, needed)
         except KdskillsError as error:
             _LOG.warning("old files of a session stay in the store for now: %s", error.message)
 
@@ -270,7 +271,7 @@ def put_pointer(
     meta, name = work.tables.meta, f"session:{session_key}"
     if before is None:
         new = upsert(link.dialect.name, meta).values(name=name, value=after.model_dump_json())
-        return link.execute(new.on_conflict_do_nothing()).rowcount > 0
+        return link.execute(new.on_conflict_do_nothing().returning(meta.c.name)).first() is not None
     same = meta.update().where(meta.c.name == name, meta.c.value == before.model_dump_json())
     return link.execute(same.values(value=after.model_dump_json())).rowcount > 0
 
@@ -333,13 +334,16 @@ class SessionFolders:
         Everything is in the store when the block begins, though nothing of it counts before `settle`; until the block
         ends nobody else on this host saves the session.
         """
-        save = FolderSave(self, head)
         if self._settings.session_folders == "host" or head.spec.session_id is None:
-            yield save
+            yield FolderSave(self, head.session_key, head.scope.project)
             return
-        save.active = True
-        async with self._alone(head.session_key) as spool:
-            save.before = await self._pointer(head.session_key)
+        async with self._saving(head.session_key, head.scope.project) as save:
+            yield save
+
+    @contextlib.asynccontextmanager
+    async def _saving(self, session_key: str, project: str) -> AsyncIterator[FolderSave]:
+        async with self._alone(session_key) as spool:
+            save = FolderSave(self, session_key, project, await self._pointer(session_key), active=True)
             try:
                 await self._save(save, spool)
             except (KdskillsError, OSError) as error:
@@ -350,6 +354,41 @@ class SessionFolders:
                 message = f"the session's files were not saved and stay on their host: {words}"
                 save.errors, save.after = [OutputError(path=".", code=code, message=message)], None
             yield save
+
+    async def tend(self) -> None:
+        """Save what stayed on this host, as the store was away or the setting another, and forget what was unused for long."""
+        if self._settings.session_folders == "store":
+            for key, project in await self.work.database.read(self._idle_here):
+                async with self._saving(key, project) as save:
+                    with contextlib.suppress(Conflict):  # something of it began meanwhile, and saves it
+                        await self.work.database.write(partial(self._settle_idle, save=save))
+                        await save.tidy()
+        if self._settings.session_store_keep_s:
+            await self.forget_unused()
+
+    def _idle_here(self, link: sa.Connection, session_key: str | None = None) -> list[tuple[str, str]]:
+        """Return sessions bound to this host, or only the one, of which nothing is to be done, each with its project."""
+        sessions, tasks = self.work.tables.sessions, self.work.tables.tasks
+        project = sa.select(tasks.c.project).where(tasks.c.session_key == sessions.c.session_key).limit(1)
+        rows = sa.select(sessions.c.session_key, project.scalar_subquery().label("project"))
+        rows = self._unused(rows).where(sessions.c.host == self.work.host)
+        if session_key is not None:
+            rows = rows.where(sessions.c.session_key == session_key)
+        return [(row.session_key, row.project) for row in link.execute(rows) if row.project is not None]
+
+    def _settle_idle(self, link: sa.Connection, *, save: FolderSave) -> None:
+        self.work.queue.hold_claims(link)
+        if not self._idle_here(link, save.session_key):
+            raise Conflict("the session is in use", code="session_moved")
+        save.settle(link)
+
+    def _unused(self, rows: sa.Select[Any]) -> sa.Select[Any]:
+        """Return those of *rows* of sessions of which nothing waits or runs."""
+        sessions = self.work.tables.sessions
+        for table in (self.work.tables.tasks, self.work.tables.jobs):
+            open_ = sa.exists().where(table.c.session_key == sessions.c.session_key, in_states(table, OPEN))
+            rows = rows.where(~open_)
+        return rows
 
     async def sweep(self, session_key: str, pointer: FolderPointer, needed: set[str]) -> None:
         """Remove what the store has of a session up to a generation, but for names that are *needed*.
@@ -387,12 +426,8 @@ class SessionFolders:
         query = sa.select(sessions.c.session_key, meta.c.value).where(
             meta.c.name == sa.literal("session:") + sessions.c.session_key, sessions.c.used_at < before
         )
-        for table in (self.work.tables.tasks, self.work.tables.jobs):
-            query = query.where(
-                ~sa.exists().where(table.c.session_key == sessions.c.session_key, in_states(table, OPEN))
-            )
         gone: list[tuple[str, FolderPointer]] = []
-        for row in link.execute(query.limit(self._settings.retention_batch)).all():
+        for row in link.execute(self._unused(query).limit(self._settings.retention_batch)).all():
             pointer = FolderPointer.model_validate_json(row.value)
             if pointer.manifest:
                 put_pointer(self.work, link, row.session_key, pointer, pointer.model_copy(update={"manifest": ""}))
@@ -452,7 +487,7 @@ class SessionFolders:
 
     async def _save(self, save: FolderSave, spool: Path) -> None:
         """Put what the store has not of the session's folder into it, the manifest last; nothing when all of it is there."""
-        key, pointer, project = save.head.session_key, save.before, save.head.scope.project
+        key, pointer, project = save.session_key, save.before, save.project
         note = await asyncio.to_thread(self._note, key)
         if pointer is not None and (note is None or not note.is_of(pointer)):
             return  # nothing ran here, as what was saved could not be brought

@@ -16,6 +16,7 @@ from kdskills.jobs.attempts import OutputBounds
 from kdskills.jobs.exchange import SessionFile, SessionFolder, WorkdirFiles
 from kdskills.jobs.model import Scope, TaskHead
 from kdskills.jobs.queue import Work
+from kdskills.jobs.records import new_row
 from kdskills.jobs.session_folders import (
     MANY,
     PACK,
@@ -514,3 +515,25 @@ def test_plans_keep_few_objects_and_little_waste(rounds):
         assert all(2 * used[index] >= item.size for index, item in enumerate(manifest.objects))
         large = sum(file.size > SMALL for file in needed.values())
         assert len(manifest.objects) <= large + MANY + 3
+
+
+async def test_what_stayed_on_a_host_is_saved_later(hosts, head, make):
+    """Once the store answers again, what an idle session left is saved without a further command; not of one in use."""
+    one, two = hosts("one", "two")
+    one.write({"a": b"1"})
+    one.settled()
+    one.blobs.room = 0
+    assert await one.save(head) == ["artifact_store_unavailable"]
+    row = new_row("task_1", make.task("s"), KEY, body_hash="", home=None)
+    one.work.database.change(lambda link: one.work.records.add(link, "task", row))
+    one.blobs.room = None
+    await one.folders.tend()
+    assert one.pointer() is None, "it is in use"
+    tasks = one.work.tables.tasks
+    one.work.database.change(lambda link: link.execute(tasks.update().values(status="succeeded")))
+    await two.folders.tend()
+    assert one.pointer() is None, "it is another host's"
+    await one.folders.tend()
+    assert one.host() is None
+    await two.folders.bring(head)
+    assert two.contents() == {"a": b"1"}
