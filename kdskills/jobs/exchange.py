@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
 from kdskills.execution.check import compile_glob, output_problem
-from kdskills.execution.dirs import bring_to_disk, locked
+from kdskills.execution.dirs import locked
 from kdskills.execution.egress import PROXY_PORT
 from kdskills.execution.protocol import Handle, Reachable
 from kdskills.execution.request import MAX_BACKGROUND_S, Artifact, ExecRequest, ExecResult, InputFile, LogFiles, Owner
@@ -532,7 +532,7 @@ class SessionFolder:
     def replace(self, entries: Mapping[str, SessionFile], build: Callable[[SessionVersion, Path], None]) -> str:
         """Make *entries* the session's files and return the name of their version.
 
-        *build* writes them into a new folder, beside the version there is by then; what it raises leaves that version.
+        *build* brings them to the disk, into a new folder beside the version there is by then; what it raises leaves that version.
         """
         with self._locked():
             name = f"v-{secrets.token_hex(8)}"
@@ -540,7 +540,6 @@ class SessionFolder:
             new.mkdir(mode=0o700)
             try:
                 build(self._version(), new)
-                bring_to_disk(new)
             except BaseException:  # raised again: nothing half-written stays
                 shutil.rmtree(new)
                 raise

@@ -370,7 +370,7 @@ class SessionFolders:
         """Return sessions bound to this host, or only the one, of which nothing is to be done, each with its project."""
         sessions, tasks = self.work.tables.sessions, self.work.tables.tasks
         project = sa.select(tasks.c.project).where(tasks.c.session_key == sessions.c.session_key).limit(1)
-        rows = sa.select(sessions.c.session_key, project.scalar_subquery().label("project"))
+        rows: sa.Select[Any] = sa.select(sessions.c.session_key, project.scalar_subquery().label("project"))
         rows = self._unused(rows).where(sessions.c.host == self.work.host)
         if session_key is not None:
             rows = rows.where(sessions.c.session_key == session_key)
@@ -627,17 +627,22 @@ class SessionFolders:
     def _replace(self, session_key: str, manifest: FolderManifest, sources: Mapping[str, tuple[Path, int]]) -> str:
         """Make *manifest* the folder here, from contents in *sources*; return the name of the version."""
 
-        def build(_current: SessionVersion, new: Path) -> None:
-            for path, file in manifest.files.items():
+        def build(current: SessionVersion, new: Path) -> None:
+            for path, entry in manifest.entries.items():
                 target = new / path
                 make_folder(target.parent)
+                if current.entries.get(path) == entry:  # versions never change, so they may share files
+                    os.link(current.folder / path, target, follow_symlinks=False)
+                    continue
+                found = hashlib.sha256()
                 with open_private(target, "xb") as sink:
-                    os.fchmod(sink.fileno(), file.mode)
-                    found = hashlib.sha256()
-                    for chunk in _slice(*sources[file.sha256], file.size) if file.size else ():
+                    os.fchmod(sink.fileno(), entry.mode)
+                    for chunk in _slice(*sources[entry.sha256], entry.size) if entry.size else ():
                         found.update(chunk)
                         sink.write(chunk)
-                if found.hexdigest() != file.sha256:
+                    sink.flush()
+                    os.fsync(sink.fileno())
+                if found.hexdigest() != entry.sha256:
                     raise SessionFolderCorrupt("a file of a session is not what was saved", path=path)
 
         return SessionFolder(self._folder(session_key)).replace(manifest.entries, build)

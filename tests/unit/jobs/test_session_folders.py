@@ -1,8 +1,12 @@
 """Folders of sessions in the store: what comes back, what is sent, who may overwrite, and what hostile stores and lists do."""
 
+import asyncio
 import hashlib
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -217,9 +221,9 @@ async def test_any_folders_come_back(hosts, head, rounds):
 
 
 async def test_what_did_not_change_costs_no_request(hosts, head):
-    """A thousand small files are one object; unchanged they cost nothing, and one changed file one small object."""
+    """Hundreds of small files are one object; unchanged they cost nothing, and one changed file one small object."""
     (one,) = hosts("one")
-    files = {f"d{n % 10}/{n}": b"%d" % n * 20 for n in range(1000)}
+    files = {f"d{n % 10}/{n}": b"%d" % n * 20 for n in range(300)}
     one.write(files)
     await one.save(head)
     assert (one.blobs.asked, len(await one.stored())) == ({"size": 1, "save": 2, "keys": 1}, 2)
@@ -273,6 +277,67 @@ async def test_killed_between_the_last_byte_and_the_row(hosts, head):
     assert [path.name for path in one.folder._top.glob(".spool-*")] == []
     await two.folders.bring(head)
     assert two.contents() == {"a": b"2"}
+
+
+KILLED = """
+import asyncio, os, pathlib, signal, sys, types
+from kdskills.jobs.artifacts import open_artifacts
+from kdskills.jobs.queue import Work
+from kdskills.jobs.session_folders import SessionFolders
+from kdskills.jobs.settings import JobsSettings
+
+top, key, store = pathlib.Path(sys.argv[1]), sys.argv[2], open_artifacts(sys.argv[1] + "/store")
+save, begun = store.blobs.save, []
+
+async def save_or_die(name, source):
+    begun.append(name)
+    if len(begun) == int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    await save(name, source)
+
+async def main():
+    work = Work(f"sqlite:///{top / 'work.db'}", top / "one", JobsSettings(session_folders="store"))
+    async with SessionFolders(work, types.SimpleNamespace(store=store))._saving(key, "local"):
+        raise AssertionError("it went through")
+
+store.blobs.save = save_or_die
+asyncio.run(main())
+"""
+
+
+async def test_killed_in_the_middle_of_saving(hosts, head, tmp_path):
+    """A process killed between two objects leaves the former folder whole, and the next one sends only what is missing."""
+    one, two = hosts("one", "two")
+    one.write({"a": b"1"})
+    await one.save(head)
+    before = one.pointer()
+    one.write({"a": b"2", "b": b"B" * (SMALL + 1), "c": b"C" * (SMALL + 1)})
+    command = [sys.executable, "-c", KILLED, str(tmp_path), KEY, "3"]
+    died = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=False)
+    assert (died.returncode, one.pointer()) == (-signal.SIGKILL, before), died.stderr
+    await two.folders.bring(head)
+    assert two.contents() == {"a": b"1"}
+    one.blobs.asked.clear()
+    assert await one.save(head) == []
+    assert one.blobs.asked["save"] == 2  # the third object, and the list
+    await two.folders.bring(head)
+    assert two.contents() == one.contents()
+    assert len(await one.stored()) == 4
+
+
+async def test_saves_of_one_host_wait_for_one_another(hosts, head):
+    """Of two commands that end at once, the second saves what both left, on top of what the first saved."""
+    one, two = hosts("one", "two")
+    one.write({"a": b"1"})
+    async with one.folders.saving(head) as first:
+        second = asyncio.create_task(one.save(head))
+        one.write({"a": b"1", "b": b"2"})
+        await asyncio.sleep(0)
+        one.work.database.change(first.settle)
+        await first.tidy()
+    assert await second == []
+    await two.folders.bring(head)
+    assert (two.contents(), two.pointer().generation) == ({"a": b"1", "b": b"2"}, 2)
 
 
 async def test_a_host_that_comes_back_overwrites_nothing(hosts, head):
