@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 from kdskills.errors import Conflict, KdskillsError, NotFound, OperatorMustAct
 from kdskills.execution.check import output_problem
 from kdskills.execution.dirs import locked
-from kdskills.jobs.artifacts import key_part
+from kdskills.jobs.artifacts import ArtifactStoreUnavailable, key_part
 from kdskills.jobs.exchange import SessionFile, SessionFolder, SessionVersion
 from kdskills.jobs.model import MIB, OPEN, OutputError, TaskHead, Value
 from kdskills.jobs.records import in_states
@@ -308,23 +308,32 @@ class SessionFolders:
         """
         if head.spec.session_id is None:
             return
-        key = head.session_key
-        note = await asyncio.to_thread(self._note, key)
-        if self._settings.session_folders == "host" and note is None and (self._folder(key) / "current").exists():
+        key, noted = head.session_key, await asyncio.to_thread(self._note, head.session_key)
+        if self._settings.session_folders == "host" and noted is None and (self._folder(key) / "current").exists():
             return  # it was never anywhere else
-        pointer = await self._pointer(key)
-        note = await asyncio.to_thread(self._note, key)  # read after the row: a note is written before the row moves
-        if pointer is None if note is None else note.is_of(pointer):
-            return
-        async with self._alone(key) as spool:
-            if pointer is None or not pointer.manifest:  # it was forgotten, and begins anew
-                await asyncio.to_thread(
-                    self._replace, key, FolderManifest(schema=SCHEMA, session=key, generation=1), {}
-                )
-                (self._folder(key) / NOTE).unlink(missing_ok=True)
-                if pointer is not None:
-                    await asyncio.to_thread(self.write_note, key, FolderNote("", "", pointer.manifest))
-                return
+        if (await self._behind(key))[0]:
+            async with self._alone(key) as spool:
+                await self._bring(key, spool)
+
+    async def _behind(self, session_key: str) -> tuple[bool, FolderPointer | None]:
+        """Return whether the folder here does not go on from what counts, and that."""
+        pointer = await self._pointer(session_key)
+        note = await asyncio.to_thread(
+            self._note, session_key
+        )  # after the row, as a note is written before the row moves
+        return (pointer is not None if note is None else not note.is_of(pointer)), pointer
+
+    async def _bring(self, key: str, spool: Path) -> None:
+        behind, pointer = await self._behind(key)
+        if not behind:
+            return  # another command of the session was quicker, and may have changed it since
+        if pointer is None or not pointer.manifest:  # it was forgotten, and begins anew
+            empty = FolderManifest(schema=SCHEMA, session=key, generation=1)
+            await asyncio.to_thread(self._replace, key, empty, {})
+            (self._folder(key) / NOTE).unlink(missing_ok=True)
+            if pointer is not None:
+                await asyncio.to_thread(self.write_note, key, FolderNote("", "", pointer.manifest))
+        else:
             await self._restore(key, pointer, spool)
 
     @contextlib.asynccontextmanager
@@ -360,11 +369,12 @@ class SessionFolders:
         if self._settings.session_folders == "store":
             for key, project in await self.work.database.read(self._idle_here):
                 async with self._saving(key, project) as save:
+                    if any(error.code == ArtifactStoreUnavailable.code for error in save.errors):
+                        break
                     with contextlib.suppress(Conflict):  # something of it began meanwhile, and saves it
                         await self.work.database.write(partial(self._settle_idle, save=save))
                         await save.tidy()
-        if self._settings.session_store_keep_s:
-            await self.forget_unused()
+        await self.forget_unused()
 
     def _idle_here(self, link: sa.Connection, session_key: str | None = None) -> list[tuple[str, str]]:
         """Return sessions bound to this host, or only the one, of which nothing is to be done, each with its project."""

@@ -340,6 +340,20 @@ async def test_saves_of_one_host_wait_for_one_another(hosts, head):
     assert (two.contents(), two.pointer().generation) == ({"a": b"1", "b": b"2"}, 2)
 
 
+async def test_a_command_that_waited_for_another_to_bring_the_folder_leaves_its_changes(hosts, head):
+    """Of two steps that begin at once, the second one brings nothing once the first has, whose changes stay."""
+    one, two = hosts("one", "two")
+    one.write({"a": b"1"})
+    await one.save(head)
+    async with two.folders._alone(KEY) as spool:
+        second = asyncio.create_task(two.folders.bring(head))
+        await asyncio.sleep(0.02)
+        await two.folders._bring(KEY, spool)
+        two.write({"a": b"1", "b": b"2"})
+    await second
+    assert two.contents() == {"a": b"1", "b": b"2"}
+
+
 async def test_a_host_that_comes_back_overwrites_nothing(hosts, head):
     """One that was in the middle of its save when another took over is refused, harms nothing in the store, and then follows."""
     one, two = hosts("one", "two")
