@@ -15,7 +15,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -199,7 +199,7 @@ class ObjectBlobs:
             except FileNotFoundError:
                 return None
 
-    async def read(self, key: str) -> AsyncIterator[bytes]:
+    async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         """Stream a key."""
         with _obstore_errors(), _in_bucket():
             response = await obstore.get_async(self._store, key)
@@ -305,7 +305,7 @@ class GoogleBlobs:
             blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
         return None if blob is None else int(blob.size)
 
-    async def read(self, key: str) -> AsyncIterator[bytes]:
+    async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         """Stream a key in ranges of a chunk."""
         with _google_errors():
             blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)

@@ -519,7 +519,8 @@ class Fleet:
         """Let a host take nothing new, until `undrain`; False when it was so already."""
         row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
         new = upsert(link.dialect.name, self._tables.hosts).values(row).on_conflict_do_nothing()
-        return link.execute(new).rowcount > 0
+        # PostgreSQL's driver does not tell how many rows this adds
+        return link.execute(new.returning(self._tables.hosts.c.host)).first() is not None
 
     def undrain(self, link: sa.Connection, host: str) -> bool:
         """Let a host take work again; False when it was not drained."""

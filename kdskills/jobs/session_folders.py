@@ -419,7 +419,7 @@ class SessionFolders:
         """
         keep_s = self._settings.session_store_keep_s
         if not keep_s:
-            return 0
+            return 0  # for ever
         gone = await self.work.database.write(
             partial(self._forget_rows, before=micros(utc_now()) - round(keep_s * 1e6))
         )
@@ -622,13 +622,14 @@ class SessionFolders:
         """Write a key to *target*. Raises SessionFolderCorrupt when it is not there, or other bytes are, or more."""
         hasher, came = hashlib.sha256(), 0
         try:
-            with open_private(target, "xb") as sink:
-                async for chunk in self._blobs.read(key):
-                    came += len(chunk)
-                    if came > size:
-                        break
-                    hasher.update(chunk)
-                    await asyncio.to_thread(sink.write, chunk)
+            async with contextlib.aclosing(self._blobs.read(key)) as chunks:
+                with open_private(target, "xb") as sink:
+                    async for chunk in chunks:
+                        came += len(chunk)
+                        if came > size:
+                            break
+                        hasher.update(chunk)
+                        await asyncio.to_thread(sink.write, chunk)
         except NotFound:
             raise SessionFolderCorrupt("a part of a session's saved folder is not in the store", key=key) from None
         if came != size or hasher.hexdigest() != sha256:
