@@ -163,7 +163,11 @@ def plan_folder(entries: Mapping[str, SessionFile], base: FolderManifest | None)
     if len(crowd) > MANY:
         stays = [number for number in stays if number not in crowd]
     renumbered = {number: index for index, number in enumerate(stays)}
-    places = {sha256: (renumbered[at], offset) for sha256, (at, offset) in places.items() if at in renumbered}
+    places = {
+        sha256: (renumbered[before_index], offset)
+        for sha256, (before_index, offset) in places.items()
+        if before_index in renumbered
+    }
     missing = [sha256 for sha256 in sizes if sha256 not in places]
     packs: list[list[str]] = []
     room = 0
@@ -272,8 +276,8 @@ def put_pointer(
     if before is None:
         new = upsert(link.dialect.name, meta).values(name=name, value=after.model_dump_json())
         return link.execute(new.on_conflict_do_nothing().returning(meta.c.name)).first() is not None
-    same = meta.update().where(meta.c.name == name, meta.c.value == before.model_dump_json())
-    return link.execute(same.values(value=after.model_dump_json())).rowcount > 0
+    change = meta.update().where(meta.c.name == name, meta.c.value == before.model_dump_json())
+    return link.execute(change.values(value=after.model_dump_json())).rowcount > 0
 
 
 class SessionFolders:
@@ -407,8 +411,8 @@ class SessionFolders:
         """
         for key in await self._blobs.keys(self._prefix(session_key, pointer.project)):
             name = key.rpartition("/")[2]
-            named = _NAME.match(name)
-            if named is not None and name not in needed and int(named[1]) <= pointer.generation:
+            parts = _NAME.match(name)
+            if parts is not None and name not in needed and int(parts[1]) <= pointer.generation:
                 await self._blobs.delete(key)
 
     async def forget_unused(self) -> int:
@@ -420,14 +424,14 @@ class SessionFolders:
         keep_s = self._settings.session_store_keep_s
         if not keep_s:
             return 0  # for ever
-        gone = await self.work.database.write(
+        forgotten = await self.work.database.write(
             partial(self._forget_rows, before=micros(utc_now()) - round(keep_s * 1e6))
         )
-        for key, pointer in gone:
+        for key, pointer in forgotten:
             await self.sweep(key, pointer, set())
             if not pointer.manifest:
                 await self.work.database.write(partial(self._remove_rows, key=key, pointer=pointer))
-        return len(gone)
+        return len(forgotten)
 
     def _forget_rows(self, link: sa.Connection, *, before: int) -> list[tuple[str, FolderPointer]]:
         """Take their manifests from sessions that were unused since *before*, a batch at most, and return what counted."""
@@ -436,20 +440,20 @@ class SessionFolders:
         query = sa.select(sessions.c.session_key, meta.c.value).where(
             meta.c.name == sa.literal("session:") + sessions.c.session_key, sessions.c.used_at < before
         )
-        gone: list[tuple[str, FolderPointer]] = []
+        forgotten: list[tuple[str, FolderPointer]] = []
         for row in link.execute(self._unused(query).limit(self._settings.retention_batch)).all():
             pointer = FolderPointer.model_validate_json(row.value)
             if pointer.manifest:
                 put_pointer(self.work, link, row.session_key, pointer, pointer.model_copy(update={"manifest": ""}))
                 mine = sessions.update().where(sessions.c.session_key == row.session_key)
                 link.execute(mine.values(host=None, used_at=micros(utc_now())))
-            gone.append((row.session_key, pointer))
-        return gone
+            forgotten.append((row.session_key, pointer))
+        return forgotten
 
     def _remove_rows(self, link: sa.Connection, *, key: str, pointer: FolderPointer) -> None:
         sessions, meta = self.work.tables.sessions, self.work.tables.meta
-        same = (meta.c.name == f"session:{key}", meta.c.value == pointer.model_dump_json())
-        if link.execute(meta.delete().where(*same)).rowcount:
+        row_is = (meta.c.name == f"session:{key}", meta.c.value == pointer.model_dump_json())
+        if link.execute(meta.delete().where(*row_is)).rowcount:
             link.execute(sessions.delete().where(sessions.c.session_key == key))
 
     def write_note(self, session_key: str, note: FolderNote) -> None:
@@ -476,17 +480,17 @@ class SessionFolders:
         top = self._folder(session_key)
 
         def make_spool() -> Path:
-            for left in top.glob(f"{_SPOOL}*"):
-                shutil.rmtree(left)  # of a worker that was killed
+            for leftover in top.glob(f"{_SPOOL}*"):
+                shutil.rmtree(leftover)  # of a worker that was killed
             spool = top / f"{_SPOOL}{secrets.token_hex(6)}"
             spool.mkdir(mode=0o700)
             return spool
 
         private_folder(private_folder(top.parent) / top.name)
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as locks:
             while True:
                 with contextlib.suppress(BlockingIOError):
-                    held.enter_context(locked(top / _LOCK, wait=False))
+                    locks.enter_context(locked(top / _LOCK, wait=False))
                     break
                 await asyncio.sleep(_LOOK_S)
             spool = await asyncio.to_thread(make_spool)
@@ -507,24 +511,24 @@ class SessionFolders:
         def take() -> tuple[SessionVersion, FolderPlan] | None:
             with SessionFolder(self._folder(key)).reading() as version:
                 name = version.folder.name
-                same = (
+                is_saved = (
                     saved is not None and note is not None and (name, saved.manifest) == (note.version, note.manifest)
                 )
-                if same or (saved is None and not version.entries):
+                if is_saved or (saved is None and not version.entries):
                     return None
                 self._require_bounds(version)
                 plan = plan_folder(version.entries, base)
-                wanted = {sha256 for group in plan.missing for sha256 in group}
+                digests = {sha256 for group in plan.missing for sha256 in group}
                 for path, file in version.entries.items():
-                    if file.sha256 in wanted:  # whatever becomes of the version while this is sent
+                    if file.sha256 in digests:  # whatever becomes of the version while this is sent
                         os.link(version.folder / path, spool / file.sha256, follow_symlinks=False)
-                        wanted.discard(file.sha256)
+                        digests.discard(file.sha256)
                 return version, plan
 
-        taken = await asyncio.to_thread(take)
-        if taken is None:
+        snapshot = await asyncio.to_thread(take)
+        if snapshot is None:
             return
-        version, plan = taken
+        version, plan = snapshot
         generation = 1 if pointer is None else pointer.generation + 1
         objects, places = list(plan.objects), dict(plan.places)
         for group in plan.missing:
@@ -538,8 +542,8 @@ class SessionFolders:
             objects.append(item)
         files = {}
         for path, file in sorted(version.entries.items()):
-            at, offset = places.get(file.sha256, (None, 0))
-            files[path] = FolderFile.model_validate(file._asdict() | {"object": at, "offset": offset})
+            index, offset = places.get(file.sha256, (None, 0))
+            files[path] = FolderFile.model_validate(file._asdict() | {"object": index, "offset": offset})
         save.manifest = FolderManifest(
             schema=SCHEMA, session=key, generation=generation, objects=tuple(objects), files=files
         )
@@ -595,19 +599,19 @@ class SessionFolders:
         """Bring what *pointer* says here; contents that are here already are not asked for."""
         text = await self._manifest_of(session_key, pointer, spool)
         manifest = self._checked(session_key, text)
-        wanted = {file.sha256: file for file in manifest.files.values() if file.size}
+        contents = {file.sha256: file for file in manifest.files.values() if file.size}
 
         def link_here() -> dict[str, tuple[Path, int]]:
-            here: dict[str, tuple[Path, int]] = {}
+            local: dict[str, tuple[Path, int]] = {}
             with SessionFolder(self._folder(session_key)).reading() as version:
                 for path, file in version.entries.items():
-                    if file.sha256 in wanted and file.sha256 not in here:
+                    if file.sha256 in contents and file.sha256 not in local:
                         os.link(version.folder / path, spool / file.sha256, follow_symlinks=False)
-                        here[file.sha256] = spool / file.sha256, 0
-            return here
+                        local[file.sha256] = spool / file.sha256, 0
+            return local
 
         sources = await asyncio.to_thread(link_here)
-        for sha256, file in wanted.items():
+        for sha256, file in contents.items():
             if sha256 in sources or file.object is None:
                 continue
             item, target = manifest.objects[file.object], spool / f"object-{file.object}"
@@ -645,15 +649,15 @@ class SessionFolders:
                 if current.entries.get(path) == entry:  # versions never change, so they may share files
                     os.link(current.folder / path, target, follow_symlinks=False)
                     continue
-                found = hashlib.sha256()
+                hasher = hashlib.sha256()
                 with open_private(target, "xb") as sink:
                     os.fchmod(sink.fileno(), entry.mode)
                     for chunk in _slice(*sources[entry.sha256], entry.size) if entry.size else ():
-                        found.update(chunk)
+                        hasher.update(chunk)
                         sink.write(chunk)
                     sink.flush()
                     os.fsync(sink.fileno())
-                if found.hexdigest() != entry.sha256:
+                if hasher.hexdigest() != entry.sha256:
                     raise SessionFolderCorrupt("a file of a session is not what was saved", path=path)
 
         return SessionFolder(self._folder(session_key)).replace(manifest.entries, build)
