@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -418,6 +418,13 @@ class Settings(BaseSettings):
     )
     plugins_blocked: tuple[str, ...] = Field(default=(), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
+
+    @model_validator(mode="after")
+    def _one_store(self) -> Self:
+        """Refuse to save sessions where no other host looks: without a name, each host has a store of its own."""
+        if self.jobs.session_folders == "store" and self.artifacts is None:
+            raise ValueError("jobs.session_folders is 'store': artifacts must name a store that all hosts share")
+        return self
 
     @property
     def isolation(self) -> IsolationLevel:

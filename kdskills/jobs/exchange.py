@@ -527,8 +527,28 @@ class SessionFolder:
                 os.fchmod(fd, _mode(item.mode))
                 sink.flush()
                 os.fsync(fd)
+        self._make_current(name, {**stays, **{path: _entry(item) for path, item in changed.items()}})
+
+    def replace(self, entries: Mapping[str, SessionFile], build: Callable[[SessionVersion, Path], None]) -> str:
+        """Make *entries* the session's files and return the name of their version.
+
+        *build* brings them to the disk, into a new folder beside the version there is by then; what it raises leaves that version.
+        """
+        with self._locked():
+            name = f"v-{secrets.token_hex(8)}"
+            new = self._top / name
+            new.mkdir(mode=0o700)
+            try:
+                build(self._version(), new)
+            except BaseException:  # raised again: nothing half-written stays
+                shutil.rmtree(new)
+                raise
+            self._make_current(name, entries)
+        return name
+
+    def _make_current(self, name: str, files: Mapping[str, SessionFile]) -> None:
+        """Let the version *name*, which is on the disk, be the one there is, and remove every other."""
         part = self._top / f"{_NEW}{name}"
-        files = {**stays, **{path: _entry(item) for path, item in changed.items()}}
         with open_private(part, "w", encoding="utf-8") as sink:
             json.dump({"version": name, "files": dict(sorted(files.items()))}, sink)
             sink.flush()

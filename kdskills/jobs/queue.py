@@ -169,12 +169,16 @@ class WorkQueue:
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
-        if link.dialect.name == "postgresql":  # SQLite's writer is alone already
-            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
-            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
+        self.hold_claims(link)
         workers = self.records.tables.workers
         mine = sa.select(workers.c.executor).where(workers.c.executor == executor, workers.c.state == "live")
         return link.execute(mine).first() is not None
+
+    def hold_claims(self, link: sa.Connection) -> None:
+        """Let nobody claim anything until the transaction ends."""
+        if link.dialect.name == "postgresql":  # SQLite's writer is alone already
+            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
+            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
 
     def candidates(
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]

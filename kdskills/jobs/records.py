@@ -92,7 +92,7 @@ class WorkTables:
             "kd_work_sessions",  # kd_sessions are the loaded skills of conversations, which may live in the same database
             self.metadata,
             sa.Column("session_key", ident, primary_key=True),
-            sa.Column("host", sa.String(80)),
+            sa.Column("host", sa.String(80)),  # none when the newest of its files are in the store, for any host
             sa.Column("used_at", time, nullable=False),
         )
         self.artifacts = sa.Table(

@@ -34,6 +34,7 @@ from kdskills.jobs.model import (
 )
 from kdskills.jobs.queue import Capacity, Work
 from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
+from kdskills.jobs.session_folders import SessionFolders
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class WorkerContext:
         self.work = work
         self.executor = executor
         self.keeper = keeper
+        self.folders = SessionFolders(work, keeper, self.read)
         self.records = work.records
         self.lease_file = work.state_dir / "lease" if work.pooled else None
         self.cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -256,6 +258,7 @@ class TaskRun:
         running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
         if running is not None:
             return running
+        await context.folders.bring(head)
         inputs: list[OrderInput] = []
         for item in head.spec.command.inputs:
             if isinstance(item, FromArtifact):
@@ -340,7 +343,6 @@ class TaskRun:
             except KdskillsError as error:
                 errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
         status, values = ending(head, verdict)
-        values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
 
@@ -354,8 +356,17 @@ class TaskRun:
                 work.queue.announce(link)
             work.quotas.charge(link, head, verdict, micros(utc_now()))
 
-        if await self._context.move("task", head.id, status, end, **values) and attempt is not None:
-            await self._remove_silent(head)
+        async with self._context.folders.saving(head) as save:
+
+            def settle(link: sa.Connection) -> None:
+                save.settle(link)
+                end(link)
+
+            values |= {"artifacts": dump(refs), "output_errors": dump([*errors, *save.errors])}
+            if await self._context.move("task", head.id, status, settle, **values):
+                await save.tidy()
+                if attempt is not None:
+                    await self._remove_silent(head)
 
     async def _remove_silent(self, head: TaskHead) -> None:
         """Remove the folder of a task that printed nothing: its head has all there is, and files cost a block each.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -149,6 +149,16 @@ class JobsSettings(BaseModel):
         ge=0,
         description="Bytes a project's work keeps at most, in artifacts, each content once, and in what latest attempts printed; "
         "what ended first goes, and nothing that runs; 0 for any number.",
+    )
+    session_folders: Literal["host", "store"] = Field(
+        "host",
+        description="Where the files of sessions are between two commands: `host` leaves them on the host that ran the last one; "
+        "`store` saves them to `artifacts`, which must be set, so that the next one runs on any host.",
+    )
+    session_store_files: int = Field(4000, ge=1, le=4000, description="Files of a session that are saved at most.")
+    session_store_bytes: int = Field(1024 * MIB, ge=1, description="Bytes of a session that are saved at most.")
+    session_store_keep_s: float = Field(
+        0.0, ge=0, description="Seconds a saved session stays after its last command; 0 for ever."
     )
     retention_every_s: float = Field(300.0, gt=0, description="Seconds between two rounds of retention.")
     retention_batch: int = Field(500, ge=1, description="Records one round of retention forgets at a time.")

@@ -21,6 +21,7 @@ from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
 from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
+from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file
 from kdskills.storage.database import DatabaseUnavailable, LazyModule, micros, utc_now
 
@@ -92,6 +93,7 @@ class Retention:
                 await self._forget(kind, items)
                 removed_heads += len(items)
         await asyncio.to_thread(self._tidy)
+        await SessionFolders(self.work, self.artifacts).tend()
         return removed_heads
 
     def _due(self, link: sa.Connection, *, kind: str) -> list[str]:
