@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.attempts import WarmStarter
+    from kdskills.jobs.stream import HostStream
 else:
     sa = LazyModule("sqlalchemy")
 
@@ -348,8 +349,11 @@ class Roster:
         self._work = work
         self._table = work.tables.workers
 
-    def enter(self, executor: str, slot: int) -> None:
-        """Add this worker, which holds the lock of *slot*: whoever had it before is dead. Blocks."""
+    def enter(self, executor: str, slot: int, stream: HostStream | None = None) -> None:
+        """Add this worker, which holds the lock of *slot*, and where it serves its host's *stream*. Blocks.
+
+        Whoever had the slot before is dead.
+        """
         table, now = self._table, micros(utc_now())
 
         def change(link: sa.Connection) -> None:
@@ -358,6 +362,8 @@ class Roster:
             row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
             row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
             row |= self._work.settings.model_dump(include={"slots", "services"}) | {"version": version("kdskills")[:40]}
+            if stream is not None and stream.address is not None:
+                row |= {"address": stream.address, "stream_key": stream.key}
             link.execute(table.insert().values(row))
 
         self._work.database.change(change)

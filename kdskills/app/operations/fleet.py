@@ -42,6 +42,7 @@ class FleetWorker(Output):
         lease_left_s: Seconds the host keeps its work without another heartbeat; null where there are no leases.
         version: Of kdskills; null, as its places, for a worker of a version that did not tell.
         slots: Commands it runs at the same time, and `services` those that stay up.
+        address: Where it serves what its host has to the doors of other hosts; null where it does not.
         commands: How many it has in hand, and `running_services`, `jobs`, likewise.
     """
 
@@ -56,6 +57,7 @@ class FleetWorker(Output):
     lease_left_s: float | None
     slots: int | None
     services: int | None
+    address: str | None
     commands: int
     running_services: int
     jobs: int

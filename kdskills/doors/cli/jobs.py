@@ -53,7 +53,8 @@ async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_
         if piece.elsewhere not in {host, None}:
             host = piece.elsewhere
             console(stderr=True).print(
-                f"the log lies on host {line(host)}: its end is told here once the task is over", style="yellow"
+                f"the log lies on host {line(host)}, and {line(piece.elsewhere_reason or '')}: its end is told here once the task is over",
+                style="yellow",
             )
         lost = lost or piece.truncated
         write(base64.b64decode(piece.data))
