@@ -51,7 +51,7 @@ from kdskills.jobs.model import (
     TaskHead,
     TaskSpec,
 )
-from kdskills.jobs.stream import HostPiece
+from kdskills.jobs.stream import Connection, HostPiece
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.skills.folder import shown_digest
@@ -434,6 +434,11 @@ class WorkService:
             store, record, begin, end, shared=self.settings.artifacts is not None
         ):
             yield chunk
+
+    async def service(self, identity: Identity, item: str, port: int) -> Connection:
+        """Return a connection to a port of a caller's service, as `FarHosts.service`. Raises NotFound as `task`."""
+        head = await self.task(identity, item)
+        return await (await self.client.far()).service(head, port)
 
     async def run_place(
         self, identity: Identity, skill_name: str, tool: str, session_id: str | None, arguments: Mapping[str, Any]

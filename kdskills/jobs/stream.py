@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
-from kdskills.errors import KdskillsError, OperatorMustAct
+from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
 from kdskills.execution.streams import LogPiece
 from kdskills.jobs.artifacts import ArtifactCorrupt
 from kdskills.jobs.companion import copy_bytes
@@ -51,10 +51,24 @@ SEND_S: Final = 30.0
 KNOWN_S: Final = 2.0
 """Seconds that what the roster says of a host holds, and that one which did not answer is not asked again."""
 OK: Final = "ok"
+NOT_HERE: Final = "it does not have it any more"
 NO_TLS: Final = "its stream is not TLS, and fleet.authority asks for that"
 _LOG: Final = logging.getLogger("kdskills.jobs")
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+class Connection(NamedTuple):
+    """Both ends of an open connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def bridged(self) -> tuple[socket.socket, asyncio.Future[None]]:
+        """Return a socket that is as good as the connection, and what carries its bytes, to be cancelled at the end."""
+        ours, theirs = socket.socketpair()
+        inner = Connection(*await asyncio.open_connection(sock=theirs))
+        return ours, asyncio.ensure_future(carry(self, inner))
+
+
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -129,7 +143,7 @@ async def service_port(work: Work, head: TaskHead | None, port: int) -> Connecti
         return None
     try:
         async with asyncio.timeout(DIAL_S):
-            return await asyncio.open_connection("127.0.0.1", host_port)
+            return Connection(*await asyncio.open_connection("127.0.0.1", host_port))
     except (OSError, TimeoutError):
         return None
 
@@ -212,7 +226,7 @@ class HostStream:
             opened = await service_port(self.work, await self._head(question.id), question.port)
             await _send(writer, StreamFacts(code="not_here" if opened is None else OK))
             if opened is not None:
-                await carry((reader, writer), opened)
+                await carry(Connection(reader, writer), opened)
 
     async def _head(self, item: str) -> TaskHead | None:
         """Return a task that the database says is this host's; None for any other id."""
@@ -306,9 +320,25 @@ class FarHosts:
         if whole and hasher.hexdigest() != record.sha256:
             raise ArtifactCorrupt(f"the artifact {record.id} is not what was stored", sha256=record.sha256)
 
-    async def port(self, head: TaskHead, port: int) -> Connection:
-        """Return a connection to a port of a service that runs on another host."""
-        return await self._ask(head.host or "", PortQuestion(id=head.id, port=port), _opened)
+    async def service(self, head: TaskHead, port: int) -> Connection:
+        """Return a connection to a port of a service, which runs on this host or another.
+
+        Raises NotFound for a port it does not declare, and ServiceDown.
+        """
+        if head.spec.service is None or port not in head.spec.service.expose_ports:
+            raise NotFound(f"{head.id} has no service at port {port}", id=head.id, port=port)
+        opened = None
+        if head.status == "running" and head.host not in {None, self.work.host}:
+            try:
+                opened = await self._ask(head.host or "", PortQuestion(id=head.id, port=port), _opened)
+            except HostUnreachable as error:
+                if error.details["reason"] != NOT_HERE:
+                    raise
+        else:
+            opened = await service_port(self.work, head, port)
+        if opened is None:
+            raise ServiceDown(f"nothing answers at port {port} of {head.id}", id=head.id, port=port, status=head.status)
+        return opened
 
     async def _ask(
         self, host: str, question: Question, read: Callable[[StreamFacts, Connection], Awaitable[Any]]
@@ -334,7 +364,9 @@ class FarHosts:
                 writer.write(_signature(worker.stream_key, chance, text) + b" " + text + b"\n")
                 facts = StreamFacts.model_validate(json.loads(await reader.readuntil(b"\n")))
                 if facts.code != OK:
-                    raise _unreachable(worker.host, f"it answers {facts.code[:40]}")
+                    raise _unreachable(
+                        worker.host, NOT_HERE if facts.code == "not_here" else f"it answers {facts.code[:40]}"
+                    )
                 answer = await read(facts, connection)
                 kept = answer is connection
                 return answer
@@ -348,7 +380,7 @@ class FarHosts:
         if scheme != "tls" and self.settings.authority is not None:
             raise ValueError(NO_TLS)
         context = ssl.create_default_context(cafile=self.settings.authority) if scheme == "tls" else None
-        return await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context)
+        return Connection(*await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context))
 
     async def _worker(self, host: str) -> Any:
         until, worker, reason = self._known.get(host, (0.0, None, ""))

@@ -1,16 +1,22 @@
 """What one host has is answered by the doors of another: logs, artifacts and services, over the stream of the first."""
 
 import asyncio
+import contextlib
 import json
 import tempfile
 from pathlib import Path
 
+import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kdskills.app import Host
+from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
+from kdskills.doors.web import build_app
 from kdskills.errors import KdskillsError
 from kdskills.jobs import stream
-from kdskills.jobs.model import TaskHead
+from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.jobs.settings import FleetSettings
 from kdskills.jobs.stream import FarHosts, HostUnreachable, LogQuestion
 from kdskills.testing.work import WorkLab
@@ -150,3 +156,126 @@ async def test_an_artifact_is_read_where_it_does_not_lie(two):
     with pytest.raises(KdskillsError) as missing:
         await door.call("artifacts.get", artifact_id=kept.artifact_id, limit=1)
     assert missing.value.code == "host_unreachable"
+
+
+PROGRAM = Path(__file__).with_name("service_program.py").read_text()
+PORT = 8080
+
+
+@contextlib.asynccontextmanager
+async def serving(host):
+    """Serve *host* as `kdskills serve` does, and give its address."""
+    crowd = Crowd()
+    app = build_app(host, listen="127.0.0.1")
+    server = BoundedServer(server_config(app, "127.0.0.1", 0, crowd, ws="websockets-sansio"))
+    running = asyncio.ensure_future(serve(server, crowd))
+    async with asyncio.timeout(30):
+        while not server.started:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+    yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    app.state.drain.start()
+    server.should_exit = True
+    await running
+    assert crowd._all == set()
+
+
+@pytest.fixture
+async def web(two):
+    """The service of the tests on the first host, the doors of both over HTTP, and a token."""
+    one, door = two
+    spec = one.task(
+        'exec python3 -c "$PROGRAM" 8080', service=ServiceSpec(ready=OnPort(tcp_port=PORT), expose_ports=(PORT,))
+    )
+    command = spec.command.model_copy(update={"env": {"PROGRAM": PROGRAM}})
+    placement = Placement(engine="bubblewrap", skill_name="x", version_hash="0")
+    head = await one.client.submit(spec.model_copy(update={"command": command, "placement": placement}))
+    await one.running(head.id)
+    own = Host(one.settings, entry_points=False)
+    own.work.__dict__["client"] = one.client
+    _, token = await door.tokens.create("local", "local", {"work:run", "work:read"}, who="test")
+    async with serving(own) as first, serving(door) as second:
+        yield one, door, head, (first, second), token
+    await own.storage.aclose()
+
+
+async def test_a_service_is_reached_through_every_door(web):
+    """Over HTTP and by WebSocket, with bodies, paths as they were written, and streams as they come."""
+    _, _, head, doors, token = web
+    for door in doors:
+        place = f"{door}/services/{head.id}/{PORT}"
+        async with httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30
+        ) as client:
+            hop = {"Cookie": "a=b", "X-Forwarded-For": "9.9.9.9", "Connection": "X-Mine", "X-Mine": "1", "X-Kept": "1"}
+            answer = await client.post(f"http://{place}/a%2Fb/%C3%A4?q=%20x", content=b"x" * 300_000, headers=hop)
+            told = answer.json()
+            assert (told["method"], told["target"], told["body"]) == ("POST", "/a%2Fb/%C3%A4?q=%20x", 300_000)
+            assert (told["headers"]["host"], told["headers"]["x-forwarded-prefix"]) == (
+                f"localhost:{PORT}",
+                f"/services/{head.id}/{PORT}",
+            )
+            assert told["headers"]["x-kept"] == "1"
+            assert not {"authorization", "cookie", "x-forwarded-for", "x-mine", "origin"} & told["headers"].keys()
+            assert token not in answer.text
+            assert not {"set-cookie", "clear-site-data", "service-worker-allowed", "x-hop"} & answer.headers.keys()
+            assert answer.headers["content-security-policy"] == "sandbox"
+
+            async def pieces():
+                for _ in range(3):
+                    yield b"12345"
+
+            assert (await client.put(f"http://{place}/", content=pieces())).json()["body"] == 15
+            away = await client.get(f"http://{place}/away")
+            assert away.headers["location"] == f"/services/{head.id}/{PORT}/login?x=1"
+            async with client.stream("GET", f"http://{place}/stream") as stream_answer:
+                assert await anext(stream_answer.aiter_bytes()) == b"one\n"
+        async with connect(
+            f"ws://{place}/ws", additional_headers={"Authorization": f"Bearer {token}"}, proxy=None
+        ) as ws:
+            await ws.send("hello")
+            assert await ws.recv() == "hello"
+            await ws.send(b"\x00" * 5000)
+            assert await ws.recv() == b"\x00" * 5000
+            await ws.send("bye")
+            with pytest.raises(ConnectionClosed):
+                await ws.recv()
+            assert ws.close_code == 4000
+
+
+async def test_whoever_may_not_and_what_is_down_is_told_so(web):
+    """No token, a token of others or for less, another site's page, ports that are not declared, and a service that is gone."""
+    one, door, head, (_, second), token = web
+    place = f"{second}/services/{head.id}/{PORT}"
+    stranger = (await door.tokens.create("local", "other", {"work:run"}, who="test"))[1]
+    reader = (await door.tokens.create("local", "local", {"work:read"}, who="test"))[1]
+
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
+
+        async def get(url, token=token, **headers):
+            headers |= {} if token is None else {"Authorization": f"Bearer {token}"}
+            answer = await client.get(f"http://{url}", headers=headers)
+            return answer.status_code, answer.json()["code"]
+
+        assert await get(place, None) == (401, "unauthenticated")
+        assert await get(place, None, Cookie=f"kdskills={token}") == (401, "unauthenticated")
+        assert await get(place, stranger) == (404, "not_found")
+        assert await get(place, reader) == (403, "scope_missing")
+        assert await get(place, Origin="https://evil.example") == (403, "origin_refused")
+        for tail in (f"{head.id}/22", f"{head.id}/99999", f"{head.id}/x", head.id, "..%2F..%2Fx/80", "task_none/80"):
+            assert await get(f"{second}/services/{tail}") == (404, "not_found"), tail
+        assert await get(f"{place}/noise") == (502, "service_down")
+        with pytest.raises(httpx.RemoteProtocolError):
+            await get(f"{place}/cut")
+        for headers in (
+            {},
+            {"Authorization": f"Bearer {reader}"},
+            {"Authorization": f"Bearer {token}", "Origin": "https://evil.example"},
+        ):
+            with pytest.raises(InvalidStatus):
+                await connect(f"ws://{place}/ws", additional_headers=headers, proxy=None)
+        one.kill()
+        assert await get(place) == (502, "host_unreachable")
+        one.start()
+        await one.client.cancel(TaskHead, one.scope, head.id)
+        await one.client.wait(TaskHead, one.scope, head.id, 60)
+        assert await get(place) == (502, "service_down")
