@@ -241,10 +241,12 @@ class Exchange:
                 raise h11.RemoteProtocolError("the service ended its answer before its end")
 
     async def _write(self, event: h11.Event) -> None:
+        """Send a part of the request; a service that takes no more of it may have answered already."""
         if data := self._wire.send(event):
             self._writer.write(data)
             async with asyncio.timeout(self._silence_s):
-                await self._writer.drain()
+                with contextlib.suppress(ConnectionError):
+                    await self._writer.drain()
 
     async def _tell(self, message: Message) -> None:
         async with asyncio.timeout(self._silence_s):

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import subprocess
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -13,12 +15,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from kdskills.app import Host
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
-from kdskills.doors.web import build_app
+from kdskills.doors.web import build_app, services
 from kdskills.errors import KdskillsError
 from kdskills.jobs import stream
 from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.jobs.settings import FleetSettings
-from kdskills.jobs.stream import FarHosts, HostUnreachable, LogQuestion
+from kdskills.jobs.stream import FarHosts, HostUnreachable, LogQuestion, StreamRefused
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("pool"), pytest.mark.timeout(120)]
@@ -88,8 +90,8 @@ async def test_a_log_is_followed_from_another_door_until_its_host_dies(two):
 
 
 async def test_only_what_the_database_says_is_this_hosts_is_given(two):
-    """Another key, ids that are none, paths, and work of others are refused, and the listener goes on."""
-    one, _ = two
+    """Another key, ids that are none, paths, and work of others are refused; no log, error or look at the fleet has the key."""
+    one, door = two
     row = await served(one)
     head = await one.client.submit(one.task("echo secret"))
     await one.client.wait(TaskHead, one.scope, head.id, 60)
@@ -115,31 +117,19 @@ async def test_only_what_the_database_says_is_this_hosts_is_given(two):
     ):
         assert await ask(row, bad) == "closed", bad
     work = await one.client.work()
+    fleet = await door.call("fleet.show")
+    assert fleet.hosts[0].workers[0].address == row.address
+    with pytest.raises(HostUnreachable, match="not TLS") as refused:
+        await FarHosts(work, FleetSettings(authority="/nowhere")).log(
+            await one.client.head(TaskHead, one.scope, head.id), "stdout", 0, 9
+        )
+    error = json.dumps(refused.value.to_json())
+    for text in (fleet.model_dump_json(), one.said(), error, repr(stream.HostStream(work, None, None))):
+        assert row.stream_key not in text
+        assert "key=" not in text
     tasks = work.tables.tasks
     await work.database.write(lambda link: link.execute(tasks.update().values(host="other")))
     assert await ask(row, good) == "not_here"
-
-
-async def test_the_key_is_shown_nowhere(two):
-    """Neither the fleet, nor the log of the worker, nor an error has it; the fleet says where a worker is asked."""
-    one, door = two
-    row = await served(one)
-    fleet = await door.call("fleet.show")
-    assert fleet.hosts[0].workers[0].address == row.address
-    work = await door.work.client.work()
-    far = FarHosts(work, FleetSettings(authority="/nowhere"))
-    head = await one.client.submit(one.task("true"))
-    head = await one.client.wait(TaskHead, one.scope, head.id, 60)
-    with pytest.raises(HostUnreachable, match="not TLS") as refused:
-        await far.log(head, "stdout", 0, 9)
-    for text in (
-        fleet.model_dump_json(),
-        one.said(),
-        json.dumps(refused.value.to_json()),
-        repr(stream.HostStream(work, None, None)),
-    ):
-        assert row.stream_key not in text
-        assert "key=" not in text
 
 
 async def test_an_artifact_is_read_where_it_does_not_lie(two):
@@ -160,6 +150,47 @@ async def test_an_artifact_is_read_where_it_does_not_lie(two):
 
 PROGRAM = Path(__file__).with_name("service_program.py").read_text()
 PORT = 8080
+
+
+def certificate(folder, name):
+    """Make a certificate for localhost that is its own authority; return its file and that of its key."""
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
+    about = ("-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost")
+    command = ["openssl", "req", "-x509", *kind, *about, "-out", files[0], "-keyout", files[1]]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
+    """Logs come over TLS when the certificate is trusted; one of somebody else, or a question without TLS, gets nothing."""
+    one, _ = two
+    mine, theirs = certificate(tmp_path, "mine"), certificate(tmp_path, "theirs")
+    head = await one.client.submit(one.task("echo secret"))
+    head = await one.client.wait(TaskHead, one.scope, head.id, 60)
+    work = await one.client.work()
+    fleet = FleetSettings(listen="127.0.0.1:0", address="localhost:0", certificate=mine[0], key=mine[1])
+    serving_host = stream.HostStream(work, None, fleet)
+    server = await serving_host.listen(0)
+    assert serving_host.address.startswith("tls://localhost:")
+
+    async def read(address=serving_host.address, **settings):
+        far = FarHosts(work, FleetSettings(**settings))
+        worker = SimpleNamespace(host=head.host, address=address, stream_key=serving_host.key)
+        far._known[head.host] = (float("inf"), worker, "")
+        return (await far.log(head, "stdout", 0, 100)).data
+
+    assert await read(authority=mine[0]) == b"secret\n"
+    for authority in (theirs[0], None):
+        with pytest.raises(HostUnreachable, match="its certificate is not trusted"):
+            await read(authority=authority)
+    with pytest.raises(HostUnreachable, match="cannot be asked"):
+        await read(serving_host.address.replace("tls", "tcp"))
+    await serving_host.close(server)
+    with pytest.raises(StreamRefused):
+        await stream.HostStream(work, None, FleetSettings(listen="127.0.0.1:0", certificate=tmp_path / "none")).listen(
+            0
+        )
 
 
 @contextlib.asynccontextmanager
@@ -198,9 +229,10 @@ async def web(two):
     await own.storage.aclose()
 
 
-async def test_a_service_is_reached_through_every_door(web):
-    """Over HTTP and by WebSocket, with bodies, paths as they were written, and streams as they come."""
-    _, _, head, doors, token = web
+async def test_a_service_is_reached_through_every_door(web, monkeypatch):
+    """Over HTTP and by WebSocket, with bodies, paths as they were written, and streams as they come, until its token is revoked."""
+    monkeypatch.setattr(services, "CHECK_S", 0.05)
+    _, host, head, doors, token = web
     for door in doors:
         place = f"{door}/services/{head.id}/{PORT}"
         async with httpx.AsyncClient(
@@ -240,6 +272,13 @@ async def test_a_service_is_reached_through_every_door(web):
             with pytest.raises(ConnectionClosed):
                 await ws.recv()
             assert ws.close_code == 4000
+    words = {"Authorization": f"Bearer {token}"}
+    async with connect(f"ws://{doors[1]}/services/{head.id}/{PORT}/ws", additional_headers=words, proxy=None) as ws:
+        await ws.send("hello")
+        assert await ws.recv() == "hello"
+        await host.tokens.revoke(token.split("_")[1], who="test")
+        with pytest.raises(ConnectionClosed):
+            await asyncio.wait_for(ws.recv(), 30)
 
 
 async def test_whoever_may_not_and_what_is_down_is_told_so(web):
