@@ -523,6 +523,29 @@ class Fleet:
         new = upsert(link.dialect.name, self._tables.hosts).values(row).on_conflict_do_nothing()
         return link.execute(new).rowcount > 0
 
+    def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
+        """Return for how many microseconds a host keeps its work, less than 0 for one that is given up; None is for ever."""
+        workers = self._tables.workers
+        endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
+        left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
+        row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
+        return None if row[0] else int(row[1] or -1)
+
+    def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
+        """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
+
+        What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
+        programs that others have by then, and begins anew.
+        """
+        workers, counts = self._tables.workers, []
+        for table in (self._tables.tasks, self._tables.jobs):
+            mine = sa.select(sa.func.count()).where(in_states(table, _ACTIVE), table.c.host == host)
+            counts.append(link.execute(mine).scalar_one())
+        gone = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
+        link.execute(workers.update().where(workers.c.host == host).values(gone))
+        self._work.queue.announce(link)
+        return counts[0], counts[1]
+
     def undrain(self, link: sa.Connection, host: str) -> bool:
         """Let a host take work again; False when it was not drained."""
         hosts = self._tables.hosts

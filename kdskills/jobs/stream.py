@@ -327,7 +327,7 @@ class FarHosts:
         """
         if head.spec.service is None or port not in head.spec.service.expose_ports:
             raise NotFound(f"{head.id} has no service at port {port}", id=head.id, port=port)
-        opened = None
+        opened: Connection | None = None
         if head.status == "running" and head.host not in {None, self.work.host}:
             try:
                 opened = await self._ask(head.host or "", PortQuestion(id=head.id, port=port), _opened)

@@ -283,6 +283,8 @@ SCENARIO = [
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
+    Step("fleet.evict", {"host": "nowhere", "force": True}),
+    Step("fleet.evict", {"force": True}),
     Step("audit_log.list", {"project": "local", "action": "skill"}),
     Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),

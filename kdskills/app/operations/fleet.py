@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations.models import Input, Output
-from kdskills.errors import BadRequest, CallRefused, NotFound
+from kdskills.errors import BadRequest, CallRefused, Conflict, NotFound
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, FleetState, slot_taken
 from kdskills.storage.database import moment_of
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kdskills.jobs.queue import Work
 
 SECOND_US = 1_000_000
+_LOG = logging.getLogger("kdskills.jobs")
 
 
 class FleetInput(Input):
@@ -31,6 +33,21 @@ class DrainInput(Input):
     """Which host."""
 
     host: str = Field(min_length=1, max_length=255, description="The host's id, or its name where only one has it.")
+
+
+class EvictInput(DrainInput):
+    """Which host, and whether it may be alive."""
+
+    force: bool = Field(False, description="Also while its lease holds: what it still runs may run twice for a while.")
+
+
+class EvictOutput(Output):
+    """How many tasks and jobs the host had in hand; each goes on elsewhere if it may be repeated, and is lost otherwise."""
+
+    host: str
+    name: str
+    tasks: int
+    jobs: int
 
 
 class FleetWorker(Output):
@@ -178,13 +195,39 @@ async def undrain(work: WorkService, arguments: DrainInput, context: Context) ->
     return await _say_drained(work, arguments, context, drained=False)
 
 
-async def _say_drained(work: WorkService, arguments: DrainInput, context: Context, *, drained: bool) -> DrainOutput:
+async def evict(work: WorkService, arguments: EvictInput, context: Context) -> EvictOutput:
+    """Take a host's work for lost now. Raises Conflict: `host_alive` while its lease holds, `host_pinned` without a pool."""
+    fleet, opened = await _administered(work, context)
+
+    def change(link: Any) -> EvictOutput:
+        host, name = _meant_host(fleet.state(link).workers, arguments.host)
+        left_us = fleet.lease_left_us(link, host)
+        if left_us is None or not opened.pooled:
+            raise Conflict(f"no other host may take the work of {host}", code="host_pinned", host=host)
+        if left_us > 0 and not arguments.force:
+            message = (
+                f"host {host} keeps its work for {_seconds(left_us)} s: wait, or say force, and some may run twice"
+            )
+            raise Conflict(message, code="host_alive", host=host)
+        tasks, jobs = fleet.evict(link, host)
+        _LOG.warning("host %s is evicted by %s", host, context.author.who)
+        return EvictOutput(host=host, name=name, tasks=tasks, jobs=jobs)
+
+    return await opened.database.write(change)
+
+
+async def _administered(work: WorkService, context: Context) -> tuple[Fleet, Work]:
+    """Return the fleet, for who may say something of its hosts. Raises CallRefused."""
     identity = context.identity
     if not identity.account and identity.project != LOCAL.project:  # every project's work runs on these hosts
-        message = f"hosts are for administrators of the project {LOCAL.project!r} to drain, and for the account"
+        message = f"hosts are for administrators of the project {LOCAL.project!r} to change, and for the account"
         raise CallRefused(message, code="not_yours_to_say", argument="host")
     opened = await work.client.work()
-    fleet = Fleet(opened)
+    return Fleet(opened), opened
+
+
+async def _say_drained(work: WorkService, arguments: DrainInput, context: Context, *, drained: bool) -> DrainOutput:
+    fleet, opened = await _administered(work, context)
 
     def change(link: Any) -> DrainOutput:
         host, name = _meant_host(fleet.state(link).workers, arguments.host)

@@ -454,6 +454,14 @@ def drained(answer: Any) -> None:
     )
 
 
+@Row(installation_commands, "evict", "fleet.evict", positional=("host",))
+def evicted(answer: Any) -> None:
+    """Take a host's work for lost now; what may be repeated goes on elsewhere."""
+    console().print(
+        f"{line(answer.name)} ({line(answer.host)}) had {answer.tasks} tasks and {answer.jobs} jobs in hand"
+    )
+
+
 @Row(installation_commands, "undrain", "fleet.undrain", positional=("host",))
 def undrained(answer: Any) -> None:
     """Let a host that was drained take work again."""

@@ -147,13 +147,12 @@ class ServiceProxy:
             await asyncio.gather(bridge, return_exceptions=True)
 
     async def _until_first(
-        self, scope: Scope, doings: Sequence[Awaitable[None]], *, until_drained: bool = False
+        self, scope: Scope, doings: Sequence[Awaitable[object]], *, until_drained: bool = False
     ) -> None:
         """Do all of it until the first is done, the token opens nothing any more or, if so asked, the service is stopped."""
         with self.drain.stop_event() as stopping:
-            tasks = [asyncio.ensure_future(each) for each in (*doings, self._while_allowed(scope))]
-            if until_drained:
-                tasks.append(asyncio.ensure_future(stopping.wait()))
+            ends = (self._while_allowed(scope), *((stopping.wait(),) if until_drained else ()))
+            tasks = [asyncio.ensure_future(each) for each in (*doings, *ends)]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
