@@ -51,7 +51,7 @@ from kdskills.jobs.model import (
     TaskHead,
     TaskSpec,
 )
-from kdskills.jobs.stream import Connection, HostPiece
+from kdskills.jobs.stream import HostPiece, StreamEnds
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.skills.folder import shown_digest
@@ -409,8 +409,8 @@ class WorkService:
     def client(self) -> JobsClient:
         """The client of this Host's database; its first submission starts a worker where none runs."""
         settings = self.settings
-        place = (settings.work_database, settings.state_dir, settings.jobs)
-        return JobsClient(*place, fleet=settings.fleet, spawn=lambda: spawn(settings))
+        location = (settings.work_database, settings.state_dir, settings.jobs)
+        return JobsClient(*location, fleet=settings.fleet, spawn=lambda: spawn(settings))
 
     async def keeper(self) -> ArtifactKeeper:
         """Return what keeps artifacts, over the client's own database. Raises ArtifactStoreUnavailable."""
@@ -430,15 +430,15 @@ class WorkService:
     async def artifact_bytes(self, record: sa.Row[Any], begin: int, end: int) -> AsyncIterator[bytes]:
         """Stream bytes of an artifact, as `stored_bytes`; without the setting `artifacts` each host has its own."""
         store = self.artifacts()
-        async for chunk in (await self.client.far()).stored_bytes(
+        async for chunk in (await self.client.far_hosts()).stored_bytes(
             store, record, begin, end, shared=self.settings.artifacts is not None
         ):
             yield chunk
 
-    async def service(self, identity: Identity, item: str, port: int) -> Connection:
+    async def service(self, identity: Identity, item: str, port: int) -> StreamEnds:
         """Return a connection to a port of a caller's service, as `FarHosts.service`. Raises NotFound as `task`."""
         head = await self.task(identity, item)
-        return await (await self.client.far()).service(head, port)
+        return await (await self.client.far_hosts()).service(head, port)
 
     async def run_place(
         self, identity: Identity, skill_name: str, tool: str, session_id: str | None, arguments: Mapping[str, Any]

@@ -138,7 +138,7 @@ class JobsClient:
     ) -> None:
         self.settings = settings or JobsSettings()
         self._fleet = fleet or FleetSettings()
-        self._far: FarHosts | None = None
+        self._far_hosts: FarHosts | None = None
         self._location = (url, state_dir)
         self._spawn = spawn
         self._spawned_at = float("-inf")
@@ -309,17 +309,17 @@ class JobsClient:
                 return HostPiece(piece)
         elif head.attempt and head.host:
             try:
-                return HostPiece(await (await self.far()).log(head, stream, offset, limit))
+                return HostPiece(await (await self.far_hosts()).log(head, stream, offset, limit))
             except HostUnreachable as error:
                 elsewhere, reason = head.host, str(error.details["reason"])
         return HostPiece(tail_piece(head, stream, offset, limit), elsewhere, reason)
 
-    async def far(self) -> FarHosts:
+    async def far_hosts(self) -> FarHosts:
         """Return what asks the other hosts."""
         work = await self.work()
-        if self._far is None or self._far.work is not work:
-            self._far = FarHosts(work, self._fleet)
-        return self._far
+        if self._far_hosts is None or self._far_hosts.work is not work:
+            self._far_hosts = FarHosts(work, self._fleet)
+        return self._far_hosts
 
     async def ensure_worker(self) -> None:
         """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.attempts import WarmStarter
-    from kdskills.jobs.stream import HostStream
 else:
     sa = LazyModule("sqlalchemy")
 
@@ -349,8 +348,8 @@ class Roster:
         self._work = work
         self._table = work.tables.workers
 
-    def enter(self, executor: str, slot: int, stream: HostStream | None = None) -> None:
-        """Add this worker, which holds the lock of *slot*, and where it serves its host's *stream*. Blocks.
+    def enter(self, executor: str, slot: int, entry: tuple[str, str] | None = None) -> None:
+        """Add this worker, which holds the lock of *slot*, and the address and key it serves its host's files by. Blocks.
 
         Whoever had the slot before is dead.
         """
@@ -362,8 +361,8 @@ class Roster:
             row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
             row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
             row |= self._work.settings.model_dump(include={"slots", "services"}) | {"version": version("kdskills")[:40]}
-            if stream is not None and stream.address is not None:
-                row |= {"address": stream.address, "stream_key": stream.key}
+            if entry is not None:
+                row |= {"address": entry[0], "stream_key": entry[1]}
             link.execute(table.insert().values(row))
 
         self._work.database.change(change)
@@ -440,6 +439,7 @@ class Roster:
         return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
 
 
+EVICTED: Final = "-evicted"
 MAX_COUNTED: Final = 10_000
 """Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
 HOUR_US: Final = 3_600_000_000
@@ -535,14 +535,14 @@ class Fleet:
         """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
 
         What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
-        programs that others have by then, and begins anew.
+        programs of this work, and begins anew: it adopts nothing of it, as no host has the name that it gets here.
         """
         workers, counts = self._tables.workers, []
         for table in (self._tables.tasks, self._tables.jobs):
-            mine = sa.select(sa.func.count()).where(in_states(table, _ACTIVE), table.c.host == host)
-            counts.append(link.execute(mine).scalar_one())
-        gone = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
-        link.execute(workers.update().where(workers.c.host == host).values(gone))
+            mine = (in_states(table, _ACTIVE), table.c.host == host, table.c.home.is_(None))
+            counts.append(link.execute(table.update().where(*mine).values(host=f"{host}{EVICTED}")).rowcount)
+        burial = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
+        link.execute(workers.update().where(workers.c.host == host).values(burial))
         self._work.queue.announce(link)
         return counts[0], counts[1]
 

@@ -150,7 +150,7 @@ class FleetSettings(BaseModel):
         return _host_port(self.listen or "")
 
     @property
-    def told(self) -> tuple[str, int] | None:
+    def dialed(self) -> tuple[str, int] | None:
         """Host and port of `address`; None without one."""
         return _host_port(self.address) if self.address else None
 

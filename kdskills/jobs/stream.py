@@ -56,7 +56,7 @@ NO_TLS: Final = "its stream is not TLS, and fleet.authority asks for that"
 _LOG: Final = logging.getLogger("kdskills.jobs")
 
 
-class Connection(NamedTuple):
+class StreamEnds(NamedTuple):
     """Both ends of an open connection."""
 
     reader: asyncio.StreamReader
@@ -65,7 +65,7 @@ class Connection(NamedTuple):
     async def bridged(self) -> tuple[socket.socket, asyncio.Future[None]]:
         """Return a socket that is as good as the connection, and what carries its bytes, to be cancelled at the end."""
         ours, theirs = socket.socketpair()
-        inner = Connection(*await asyncio.open_connection(sock=theirs))
+        inner = StreamEnds(*await asyncio.open_connection(sock=theirs))
         return ours, asyncio.ensure_future(carry(self, inner))
 
 
@@ -133,7 +133,7 @@ def _signature(key: str, chance: bytes, question: bytes) -> bytes:
     return hmac.new(key.encode(), chance + b"\n" + question, hashlib.sha256).hexdigest().encode()
 
 
-async def service_port(work: Work, head: TaskHead | None, port: int) -> Connection | None:
+async def service_port(work: Work, head: TaskHead | None, port: int) -> StreamEnds | None:
     """Return a connection to a declared port of a service that runs on this host; None when it is not reached."""
     if head is None or head.status != "running" or head.host != work.host:
         return None
@@ -143,7 +143,7 @@ async def service_port(work: Work, head: TaskHead | None, port: int) -> Connecti
         return None
     try:
         async with asyncio.timeout(DIAL_S):
-            return Connection(*await asyncio.open_connection("127.0.0.1", host_port))
+            return StreamEnds(*await asyncio.open_connection("127.0.0.1", host_port))
     except (OSError, TimeoutError):
         return None
 
@@ -159,6 +159,11 @@ class HostStream:
     address: str | None = None
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
 
+    @property
+    def entry(self) -> tuple[str, str] | None:
+        """Address and key for the roster; None while it does not listen."""
+        return None if self.address is None else (self.address, self.key)
+
     async def listen(self, slot: int) -> asyncio.Server | None:
         """Listen as the settings say, the worker of *slot* that many ports further; None when they say nothing.
 
@@ -172,13 +177,13 @@ class HostStream:
             if self.settings.certificate is not None:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.load_cert_chain(self.settings.certificate, self.settings.key)
-            place = port + slot if port else 0
+            number = port + slot if port else 0
             patience = {} if context is None else {"ssl_handshake_timeout": ASK_S}
-            server = await asyncio.start_server(self._serve, name, place, limit=LINE, ssl=context, **patience)
+            server = await asyncio.start_server(self._serve, name, number, limit=LINE, ssl=context, **patience)
         except (OSError, ssl.SSLError, OverflowError) as error:
             raise StreamRefused(f"cannot serve this host's files on {name}:{port}: {error}") from None
         bound = server.sockets[0].getsockname()[1]
-        told_name, told_port = self.settings.told or (name or socket.gethostname(), 0)
+        told_name, told_port = self.settings.dialed or (name or socket.gethostname(), 0)
         told_name = f"[{told_name}]" if ":" in told_name else told_name
         self.address = f"{'tls' if context else 'tcp'}://{told_name}:{told_port + slot if told_port else bound}"
         _LOG.info("files of this host are served at %s", self.address)
@@ -226,7 +231,7 @@ class HostStream:
             opened = await service_port(self.work, await self._head(question.id), question.port)
             await _send(writer, StreamFacts(code="not_here" if opened is None else OK))
             if opened is not None:
-                await carry(Connection(reader, writer), opened)
+                await carry(StreamEnds(reader, writer), opened)
 
     async def _head(self, item: str) -> TaskHead | None:
         """Return a task that the database says is this host's; None for any other id."""
@@ -261,13 +266,13 @@ async def _send(writer: asyncio.StreamWriter, facts: StreamFacts, data: bytes = 
         await writer.drain()
 
 
-async def carry(one: Connection, other: Connection) -> None:
+async def carry(first: StreamEnds, second: StreamEnds) -> None:
     """Carry bytes both ways between two connections until both ended, and close them."""
-    writers = (one[1], other[1])
+    writers = (first.writer, second.writer)
     try:
         async with asyncio.TaskGroup() as copies:
-            copies.create_task(copy_bytes(one[0], other[1], one[1]))
-            copies.create_task(copy_bytes(other[0], one[1], other[1]))
+            copies.create_task(copy_bytes(first.reader, second.writer, first.writer))
+            copies.create_task(copy_bytes(second.reader, first.writer, second.writer))
     finally:
         for writer in writers:
             writer.close()
@@ -279,19 +284,19 @@ class FarHosts:
 
     work: Work
     settings: FleetSettings
-    _known: dict[str, tuple[float, Any, str]] = field(default_factory=dict)
+    _workers: dict[str, tuple[float, Any, str]] = field(default_factory=dict)
     """Until when what holds of a host: the row of a worker that serves its files, or why there is none."""
 
     async def log(self, head: TaskHead, stream: Literal["stdout", "stderr"], offset: int, limit: int) -> LogPiece:
         """Return a piece of the log of a task that ran on another host."""
         question = LogQuestion(id=head.id, stream=stream, offset=offset, limit=min(max(0, limit), MOST))
-        facts, data = await self._ask(head.host or "", question, _whole)
+        facts, data = await self._ask(head.host or "", question, _read_bytes)
         return LogPiece(facts.offset, data, facts.total, facts.truncated)
 
     async def pieces(self, host: str, item: str, begin: int, end: int) -> AsyncIterator[bytes]:
         """Stream bytes of an artifact that lies on another host."""
         while begin < end:
-            _, data = await self._ask(host, ArtifactQuestion(id=item, begin=begin, end=end), _whole)
+            _, data = await self._ask(host, ArtifactQuestion(id=item, begin=begin, end=end), _read_bytes)
             if not data:
                 raise HostUnreachable(f"host {host} has less of the artifact than was stored", host=host)
             begin += len(data)
@@ -320,14 +325,14 @@ class FarHosts:
         if whole and hasher.hexdigest() != record.sha256:
             raise ArtifactCorrupt(f"the artifact {record.id} is not what was stored", sha256=record.sha256)
 
-    async def service(self, head: TaskHead, port: int) -> Connection:
+    async def service(self, head: TaskHead, port: int) -> StreamEnds:
         """Return a connection to a port of a service, which runs on this host or another.
 
         Raises NotFound for a port it does not declare, and ServiceDown.
         """
         if head.spec.service is None or port not in head.spec.service.expose_ports:
             raise NotFound(f"{head.id} has no service at port {port}", id=head.id, port=port)
-        opened: Connection | None = None
+        opened: StreamEnds | None = None
         if head.status == "running" and head.host not in {None, self.work.host}:
             try:
                 opened = await self._ask(head.host or "", PortQuestion(id=head.id, port=port), _opened)
@@ -341,23 +346,23 @@ class FarHosts:
         return opened
 
     async def _ask(
-        self, host: str, question: Question, read: Callable[[StreamFacts, Connection], Awaitable[Any]]
+        self, host: str, question: Question, read: Callable[[StreamFacts, StreamEnds], Awaitable[Any]]
     ) -> Any:
         worker = await self._worker(host)
         try:
             return await self._answer(worker, question, read)
         except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
             reason = _reason(error)
-            self._known[host] = (time.monotonic() + KNOWN_S, None, reason)
+            self._workers[host] = (time.monotonic() + KNOWN_S, None, reason)
             raise _unreachable(host, reason) from None
 
     async def _answer(
-        self, worker: Any, question: Question, read: Callable[[StreamFacts, Connection], Awaitable[Any]]
+        self, worker: Any, question: Question, read: Callable[[StreamFacts, StreamEnds], Awaitable[Any]]
     ) -> Any:
         async with asyncio.timeout(DIAL_S):
             connection = await self._dial(worker.address)
         reader, writer = connection
-        kept = False
+        handed_on = False
         try:
             async with asyncio.timeout(ASK_S):
                 chance, text = (await reader.readuntil(b"\n"))[:-1], question.model_dump_json().encode()
@@ -368,29 +373,29 @@ class FarHosts:
                         worker.host, NOT_HERE if facts.code == "not_here" else f"it answers {facts.code[:40]}"
                     )
                 answer = await read(facts, connection)
-                kept = answer is connection
+                handed_on = answer is connection
                 return answer
         finally:
-            if not kept:
+            if not handed_on:
                 writer.close()
 
-    async def _dial(self, address: str) -> Connection:
-        scheme, _, place = address.partition("://")
-        name, _, port = place.rpartition(":")
+    async def _dial(self, address: str) -> StreamEnds:
+        scheme, _, target = address.partition("://")
+        name, _, port = target.rpartition(":")
         if scheme != "tls" and self.settings.authority is not None:
             raise ValueError(NO_TLS)
         context = ssl.create_default_context(cafile=self.settings.authority) if scheme == "tls" else None
-        return Connection(*await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context))
+        return StreamEnds(*await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context))
 
     async def _worker(self, host: str) -> Any:
-        until, worker, reason = self._known.get(host, (0.0, None, ""))
+        until, worker, reason = self._workers.get(host, (0.0, None, ""))
         if until < time.monotonic():
             table = self.work.tables.workers
             query = table.select().where(table.c.host == host, table.c.state == "live").order_by(table.c.beat_at.desc())
             rows = await self.work.database.read(lambda link: link.execute(query).all())
             worker = next((row for row in rows if row.address and row.stream_key), None)
             reason = "it does not serve its files: see fleet.listen" if rows else "none of its workers is alive"
-            self._known[host] = (time.monotonic() + KNOWN_S, worker, reason)
+            self._workers[host] = (time.monotonic() + KNOWN_S, worker, reason)
         if worker is None:
             raise _unreachable(host, reason)
         return worker
@@ -413,9 +418,9 @@ def _unreachable(host: str, reason: str) -> HostUnreachable:
     return HostUnreachable(f"host {host} cannot be asked: {reason}", host=host, reason=reason)
 
 
-async def _whole(facts: StreamFacts, connection: Connection) -> tuple[StreamFacts, bytes]:
+async def _read_bytes(facts: StreamFacts, connection: StreamEnds) -> tuple[StreamFacts, bytes]:
     return facts, await connection[0].readexactly(facts.size)
 
 
-async def _opened(facts: StreamFacts, connection: Connection) -> Connection:
+async def _opened(facts: StreamFacts, connection: StreamEnds) -> StreamEnds:
     return connection

@@ -306,6 +306,7 @@ class Worker:
     ) -> None:
         self._work = work
         self._stream = stream
+        self._entry: tuple[str, str] | None = None
         self._keeper = keeper
         self._slot = slot
         self._idle_s = idle_s
@@ -357,7 +358,8 @@ class Worker:
                 if self._stream is not None:
                     server = await self._stream.listen(self._slot)
                     last.push_async_callback(self._stream.close, server)
-                await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._stream)
+                    self._entry = self._stream.entry
+                await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
                 await self._live()
                 while self._given_up and not self._stopping:
                     self._begin_life()
@@ -374,7 +376,7 @@ class Worker:
             try:
                 if await asyncio.to_thread(self._folder_is_ours):
                     self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._stream)
+                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
                     await end_leftovers(self._work)  # what another host took must not go on under our new lease
                     return True
                 self._end_without_folder()

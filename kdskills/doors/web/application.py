@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute, Match, NoMatchFound, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, NoMatchFound, Route
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
@@ -42,7 +42,7 @@ from kdskills.doors.web.entrance import (
 )
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
-from kdskills.doors.web.services import MESSAGE, SERVICES, ServiceProxy
+from kdskills.doors.web.services import MESSAGE, ServiceProxy, service_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 if TYPE_CHECKING:
@@ -186,8 +186,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.router.routes.extend(site_routes())
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
-    proxy = ServiceProxy(host, of_token, app.state.drain)
-    app.router.routes += [Route(SERVICES, proxy, include_in_schema=False), WebSocketRoute(SERVICES, proxy)]
+    app.router.routes.extend(service_routes(ServiceProxy(host, of_token, app.state.drain)))
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
         if path == CONSOLE:  # which has pages below its path

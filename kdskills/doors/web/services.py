@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from kdskills.app.operations.calling import require_allowed
 from kdskills.doors.web.entrance import IDENTITY, Authenticate, refuse
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from kdskills.app import Host
-    from kdskills.jobs.stream import Connection
+    from kdskills.jobs.stream import StreamEnds
 
 PATH: Final = re.compile(rb"/services/([A-Za-z0-9_-]{1,128})/(\d{1,5})(/.*)?", re.DOTALL)
 SERVICES: Final = "/services/{rest:path}"
@@ -63,25 +64,25 @@ def without_hops(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in lower if name not in HOP and name not in named]
 
 
-def asked_headers(headers: Headers, place: bytes, port: int) -> list[tuple[bytes, bytes]]:
+def asked_headers(headers: Headers, mount: bytes, port: int) -> list[tuple[bytes, bytes]]:
     """Return what a service is told of a request: nothing of who asks, and where it is mounted."""
-    told = [
+    passed = [
         (name, value)
         for name, value in without_hops(headers)
         if name not in PRIVATE and not name.startswith((b"x-forwarded-", b"sec-websocket-"))
     ]
-    return [(b"host", b"localhost:%d" % port), (b"x-forwarded-prefix", place), *told]
+    return [(b"host", b"localhost:%d" % port), (b"x-forwarded-prefix", mount), *passed]
 
 
-def answered_headers(headers: Headers, place: bytes) -> list[tuple[bytes, bytes]]:
+def answered_headers(headers: Headers, mount: bytes) -> list[tuple[bytes, bytes]]:
     """Return what a caller is told of a service's answer; a redirect within the service stays below its path."""
-    told = []
+    passed = []
     for name, value in without_hops(headers):
         if name == b"location" and value.startswith(b"/") and not value.startswith((b"//", b"/\\")):
-            value = place + value
+            value = mount + value
         if name not in ORIGINS and not name.startswith(b"access-control-"):
-            told.append((name, value))
-    return [*told, *OURS]
+            passed.append((name, value))
+    return [*passed, *OURS]
 
 
 @dataclass(eq=False)
@@ -104,15 +105,15 @@ class ServiceProxy:
         except KdskillsError as error:
             await refuse(error, scope, receive, send)
             return
-        place, query = b"/services/%s/%d" % (item, port), scope["query_string"]
+        mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
         target = (tail or b"/") + (b"?" + query if query else b"")
         serve = self._http if scope["type"] == "http" else self._socket
         try:
-            await serve(Crossing(scope, receive, send, place, port, target), opened)
+            await serve(Crossing(scope, receive, send, mount, port, target), opened)
         finally:
             opened.writer.close()
 
-    async def _http(self, crossing: Crossing, opened: Connection) -> None:
+    async def _http(self, crossing: Crossing, opened: StreamEnds) -> None:
         silence_s = self.host.settings.fleet.service_silence_s
         exchange = Exchange(crossing, opened, silence_s)
         try:
@@ -123,7 +124,7 @@ class ServiceProxy:
             error = ServiceDown("the service does not answer, or not in HTTP")
             await refuse(error, crossing.scope, crossing.receive, crossing.send)
 
-    async def _socket(self, crossing: Crossing, opened: Connection) -> None:
+    async def _socket(self, crossing: Crossing, opened: StreamEnds) -> None:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
@@ -172,21 +173,26 @@ class ServiceProxy:
                     require_allowed(self.host.operations[RUNS], await self.authenticate(header.decode("latin-1")))
 
 
+def service_routes(proxy: ServiceProxy) -> list[BaseRoute]:
+    """Return the routes of *proxy*, for HTTP and WebSockets."""
+    return [Route(SERVICES, proxy, include_in_schema=False), WebSocketRoute(SERVICES, proxy)]
+
+
 @dataclass(eq=False)
 class Crossing:
-    """One request on its way to a port of a service mounted at `place`, where it asks for `target`."""
+    """One request on its way to a port of a service mounted at `mount`, where it asks for `target`."""
 
     scope: Scope
     receive: Receive
     send: Send
-    place: bytes
+    mount: bytes
     port: int
     target: bytes
 
     @property
     def asked(self) -> list[tuple[bytes, bytes]]:
         """The headers the service is told."""
-        return asked_headers(self.scope["headers"], self.place, self.port)
+        return asked_headers(self.scope["headers"], self.mount, self.port)
 
 
 class Exchange:
@@ -195,7 +201,7 @@ class Exchange:
     Neither the service nor the caller may stand still for longer than *silence_s* seconds while the other waits for it.
     """
 
-    def __init__(self, crossing: Crossing, opened: Connection, silence_s: float) -> None:
+    def __init__(self, crossing: Crossing, opened: StreamEnds, silence_s: float) -> None:
         self.begun = False
         self._crossing = crossing
         self._reader, self._writer = opened
@@ -228,7 +234,7 @@ class Exchange:
                 async with asyncio.timeout(self._silence_s):
                     self._wire.receive_data(await self._reader.read(CHUNK))
             elif isinstance(event, h11.Response):
-                headers = answered_headers(event.headers, self._crossing.place)
+                headers = answered_headers(event.headers, self._crossing.mount)
                 await self._tell({"type": "http.response.start", "status": event.status_code, "headers": headers})
                 self.begun = True
             elif isinstance(event, h11.Data):

@@ -177,7 +177,7 @@ async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
     async def read(address=serving_host.address, **settings):
         far = FarHosts(work, FleetSettings(**settings))
         worker = SimpleNamespace(host=head.host, address=address, stream_key=serving_host.key)
-        far._known[head.host] = (float("inf"), worker, "")
+        far._workers[head.host] = (float("inf"), worker, "")
         return (await far.log(head, "stdout", 0, 100)).data
 
     assert await read(authority=mine[0]) == b"secret\n"
