@@ -29,7 +29,7 @@ from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
 from kdskills.execution.egress import checked_secret, host_rule, secret_header, secret_origin
 from kdskills.execution.protocol import E2bOptions, KubernetesOptions
-from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
+from kdskills.jobs.settings import FleetSettings, JobsSettings, sqlite_url, user_state_dir
 from kdskills.models import ModelPrice
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
@@ -346,6 +346,9 @@ class Settings(BaseSettings):
         description="Where files that work leaves are kept: a folder, `s3://…`, `az://…` or `gs://…`; empty means the state folder.",
     )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    fleet: FleetSettings = Field(
+        default_factory=FleetSettings, description="Many hosts: how each serves what it has to the doors of the others."
+    )
     turns: TurnsSettings = Field(
         default_factory=TurnsSettings, description="Turns: those that are kept, and those in the background."
     )

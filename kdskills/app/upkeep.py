@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -118,6 +118,8 @@ class Upkeep:
     wiring: HostWiring
     telemetry: Telemetry
     conversations: Conversations
+    notes: dict[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
+    """Questions of other parts that run beside the service, such as its bus; what they say keeps no work away."""
 
     async def run(self) -> None:
         """Measure and collect until cancelled; what fails is logged and tried again."""
@@ -179,13 +181,14 @@ class Upkeep:
             "disk": asyncio.to_thread(check_writable, self.settings.state_dir),
             "artifacts": self._check_artifacts(),
             "workers": self.require_worker(),
+            **{name: ask() for name, ask in self.notes.items()},
         }
         answers = await asyncio.gather(*(_word(each, patience_s) for each in checks.values()))
         words = dict(zip(checks, answers, strict=True))
-        workers = words.pop("workers")
-        if workers == NoWorker.code:
+        notices = {name: words.pop(name) for name in ("workers", *self.notes) if name in words}
+        if notices["workers"] == NoWorker.code:
             _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
-        return Readiness(words, {} if workers == "ok" else {"workers": workers})
+        return Readiness(words, notices)
 
     async def require_worker(self) -> None:
         """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""

@@ -66,6 +66,7 @@ def json_facts(facts: object) -> str:
 STATUS: Final[Mapping[str, int]] = {
     "body_too_large": 413,
     "host_refused": 421,
+    "host_unreachable": 502,
     "conflict": 409,
     "internal_error": 500,
     "method_not_allowed": 405,
@@ -75,6 +76,7 @@ STATUS: Final[Mapping[str, int]] = {
     "rate_limited": 429,
     "too_many_turns": 429,
     "too_much_work": 429,
+    "service_down": 502,
     "storage_full": 507,
     "unauthenticated": 401,
     "unknown_operation": 404,

@@ -187,13 +187,15 @@ async def _carry(port: int, reader: asyncio.StreamReader, writer: asyncio.Stream
         writer.transport.abort()
         return
     async with asyncio.TaskGroup() as copies:
-        copies.create_task(_copy(reader, sandbox_writer, writer))
-        copies.create_task(_copy(sandbox_reader, writer, sandbox_writer))
+        copies.create_task(copy_bytes(reader, sandbox_writer, writer))
+        copies.create_task(copy_bytes(sandbox_reader, writer, sandbox_writer))
     for end in (writer, sandbox_writer):
         end.close()
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, return_sink: asyncio.StreamWriter) -> None:
+async def copy_bytes(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, return_sink: asyncio.StreamWriter
+) -> None:
     """Carry bytes one way until their end, which is passed on; when a side breaks, both do."""
     try:
         while data := await source.read(CHUNK):

@@ -369,8 +369,11 @@ class Roster:
         self._work = work
         self._table = work.tables.workers
 
-    def enter(self, executor: str, slot: int) -> None:
-        """Add this worker, which holds the lock of *slot*: whoever had it before is dead. Blocks."""
+    def enter(self, executor: str, slot: int, entry: tuple[str, str] | None = None) -> None:
+        """Add this worker, which holds the lock of *slot*, and the address and key it serves its host's files by. Blocks.
+
+        Whoever had the slot before is dead.
+        """
         table, now = self._table, micros(utc_now())
 
         def change(link: sa.Connection) -> None:
@@ -379,6 +382,8 @@ class Roster:
             row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
             row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
             row |= self._work.settings.model_dump(include={"slots", "services"}) | {"version": version("kdskills")[:40]}
+            if entry is not None:
+                row |= {"address": entry[0], "stream_key": entry[1]}
             link.execute(table.insert().values(row))
 
         self._work.database.change(change)
@@ -455,6 +460,7 @@ class Roster:
         return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
 
 
+EVICTED: Final = "-evicted"
 MAX_COUNTED: Final = 10_000
 """Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
 HOUR_US: Final = 3_600_000_000
@@ -538,6 +544,29 @@ class Fleet:
         hosts = self._tables.hosts
         new = upsert(link.dialect.name, hosts).values(row).on_conflict_do_nothing().returning(hosts.c.host)
         return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
+
+    def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
+        """Return for how many microseconds a host keeps its work, less than 0 for one that is given up; None is for ever."""
+        workers = self._tables.workers
+        endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
+        left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
+        row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
+        return None if row[0] else int(row[1] or -1)
+
+    def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
+        """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
+
+        What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
+        programs of this work, and begins anew: it adopts nothing of it, as no host has the name that it gets here.
+        """
+        workers, counts = self._tables.workers, []
+        for table in (self._tables.tasks, self._tables.jobs):
+            mine = (in_states(table, _ACTIVE), table.c.host == host, table.c.home.is_(None))
+            counts.append(link.execute(table.update().where(*mine).values(host=f"{host}{EVICTED}")).rowcount)
+        burial = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
+        link.execute(workers.update().where(workers.c.host == host).values(burial))
+        self._work.queue.announce(link)
+        return counts[0], counts[1]
 
     def undrain(self, link: sa.Connection, host: str) -> bool:
         """Let a host take work again; False when it was not drained."""

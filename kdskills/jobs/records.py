@@ -86,6 +86,7 @@ class WorkTables:
             sa.Column("lease_until", time),  # by the database's clock; empty for a host that keeps its work for ever
             sa.Column("version", sa.String(40)),
             *columns(sa.Integer, "slots", "services"),
+            *columns(sa.String(300), "address", "stream_key"),  # where it serves the files of its host, and to whom
         )
         self.hosts = self._drained_hosts()
         self.sessions = sa.Table(

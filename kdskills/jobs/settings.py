@@ -16,6 +16,7 @@ RETIRED: Final = frozenset({"steps_poll_s", "cancel_poll_s"})
 """Settings of earlier versions: they may still stand in a file, and decide nothing."""
 _LOG: Final = logging.getLogger("kdskills.jobs")
 
+HOST_PORT: Final = r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]*):\d{1,5}$"
 NO_HOME: Final = Path("/nonexistent")
 """Home of accounts that have none, as systems write it: what must be kept there is refused when it is made."""
 
@@ -162,6 +163,53 @@ class JobsSettings(BaseModel):
     )
     retention_every_s: float = Field(300.0, gt=0, description="Seconds between two rounds of retention.")
     retention_batch: int = Field(500, ge=1, description="Records one round of retention forgets at a time.")
+
+
+class FleetSettings(BaseModel):
+    """How a host serves what it has to the doors of the others, and how it asks them; the table `[fleet]` of a settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    listen: str | None = Field(
+        None,
+        pattern=HOST_PORT,
+        description="Address a worker serves logs, artifacts and services of its host to other hosts at, `HOST:PORT`; the worker of slot N "
+        "takes the port N further, port 0 is any free one. Empty: it serves none.",
+    )
+    address: str | None = Field(
+        None,
+        pattern=HOST_PORT,
+        description="What other hosts dial instead, `HOST:PORT`; empty means what is listened on.",
+    )
+    certificate: Path | None = Field(
+        None,
+        description="Certificate, with its chain, that makes the stream TLS; it names the host of `fleet.address`.",
+    )
+    key: Path | None = Field(
+        None, description="Its private key; empty means that the file of the certificate has it, too."
+    )
+    authority: Path | None = Field(
+        None,
+        description="Certificates that those of other hosts are checked against; streams without TLS are refused then. Empty: those of the system.",
+    )
+    service_silence_s: float = Field(
+        120.0, gt=0, le=DAY_S, description="Seconds a service behind `/services` may be silent before it is cut off."
+    )
+
+    @property
+    def listening(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        return _host_port(self.listen or "")
+
+    @property
+    def dialed(self) -> tuple[str, int] | None:
+        """Host and port of `address`; None without one."""
+        return _host_port(self.address) if self.address else None
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    return name.strip("[]"), int(port or 0)
 
 
 def sqlite_url(state_dir: Path) -> str:

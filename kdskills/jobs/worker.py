@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from kdskills.jobs.artifacts import ArtifactKeeper
     from kdskills.jobs.records import WorkTables
+    from kdskills.jobs.stream import HostStream
     from kdskills.storage.database import Database
 else:
     sa = LazyModule("sqlalchemy")
@@ -384,11 +385,21 @@ class Worker:
 
     It lives as often as it must: given up by the others, or cut off from the database for longer than its lease, it lets
     go of everything and begins anew under another name, which may adopt what still runs here but nothing that was taken.
-    After *idle_s* seconds without work it ends; None is for one that stays.
+    After *idle_s* seconds without work it ends; None is for one that stays. While it holds its slot it serves *stream*.
     """
 
-    def __init__(self, work: Work, keeper: ArtifactKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        keeper: ArtifactKeeper,
+        *,
+        slot: int = 0,
+        idle_s: float | None = None,
+        stream: HostStream | None = None,
+    ) -> None:
         self._work = work
+        self._stream = stream
+        self._entry: tuple[str, str] | None = None
         self._keeper = keeper
         self._slot = slot
         self._idle_s = idle_s
@@ -436,12 +447,17 @@ class Worker:
                 self.end_reason = f"another worker has slot {self._slot}"
                 return 0
             self._mark = slot_mark(self._work.state_dir, self._slot)
-            await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
-            await self._live()
-            while self._given_up and not self._stopping:
-                self._begin_life()
-                if await self._enter_again():
-                    await self._live()
+            async with contextlib.AsyncExitStack() as last:
+                if self._stream is not None:
+                    server = await self._stream.listen(self._slot)
+                    last.push_async_callback(self._stream.close, server)
+                    self._entry = self._stream.entry
+                await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
+                await self._live()
+                while self._given_up and not self._stopping:
+                    self._begin_life()
+                    if await self._enter_again():
+                        await self._live()
         # submitted while the slot was still ours: its client saw a worker, and there is none any more
         self.left_work = self._idle and await self._any_work()
         return self._code
@@ -453,7 +469,7 @@ class Worker:
             try:
                 if await asyncio.to_thread(self._folder_is_ours):
                     self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
+                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
                     await end_leftovers(self._work)  # what another host took must not go on under our new lease
                     return True
                 self._end_without_folder()

@@ -332,7 +332,7 @@ def _begin_sqlite(link: sa.Connection) -> None:
         raise kind(words, None, error) from error
 
 
-HEADS: Final = {"service": "service_0003", "work": "work_0004"}
+HEADS: Final = {"service": "service_0003", "work": "work_0005"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"

@@ -285,6 +285,8 @@ SCENARIO = [
     Step("fleet.undrain", {}),
     Step("quota.show", {}),
     Step("quota.show", {"project": 3}),
+    Step("fleet.evict", {"host": "nowhere", "force": True}),
+    Step("fleet.evict", {"force": True}),
     Step("audit_log.list", {"project": "local", "action": "skill"}),
     Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),

@@ -416,6 +416,12 @@ _ROWS: Final = (
     _operate(
         "fleet.undrain", "Let a host take work again.", "fleet:undrain", ("not_yours_to_say", *_WORK), ui_allowed=True
     ),
+    _operate(
+        "fleet.evict",
+        "Take a host's work for lost now.",
+        "fleet:evict",
+        ("not_yours_to_say", "host_alive", "host_pinned", *_WORK),
+    ),
     _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
     _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),
     _start(

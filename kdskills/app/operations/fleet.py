@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import groupby
@@ -12,7 +13,7 @@ from pydantic import Field
 from kdskills.app.identity import LOCAL
 from kdskills.app.operations.models import Input, Output, ProjectInput
 from kdskills.app.work import scope_of
-from kdskills.errors import BadRequest, CallRefused, NotFound
+from kdskills.errors import BadRequest, CallRefused, Conflict, NotFound
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, FleetState, slot_taken
 from kdskills.jobs.quotas import DAY_US
 from kdskills.jobs.settings import QuotaLimits
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kdskills.jobs.queue import Work
 
 SECOND_US = 1_000_000
+_LOG = logging.getLogger("kdskills.jobs")
 
 
 class FleetInput(Input):
@@ -36,6 +38,21 @@ class DrainInput(Input):
     host: str = Field(min_length=1, max_length=255, description="The host's id, or its name where only one has it.")
 
 
+class EvictInput(DrainInput):
+    """Which host, and whether it may be alive."""
+
+    force: bool = Field(False, description="Also while its lease holds: what it still runs may run twice for a while.")
+
+
+class EvictOutput(Output):
+    """How many tasks and jobs the host had in hand; each goes on elsewhere if it may be repeated, and is lost otherwise."""
+
+    host: str
+    name: str
+    tasks: int
+    jobs: int
+
+
 class FleetWorker(Output):
     """One worker of a host.
 
@@ -45,6 +62,7 @@ class FleetWorker(Output):
         lease_left_s: Seconds the host keeps its work without another heartbeat; null where there are no leases.
         version: Of kdskills; null, as its places, for a worker of a version that did not tell.
         slots: Commands it runs at the same time, and `services` those that stay up.
+        address: Where it serves what its host has to the doors of other hosts; null where it does not.
         commands: How many it has in hand, and `running_services`, `jobs`, likewise.
     """
 
@@ -59,6 +77,7 @@ class FleetWorker(Output):
     lease_left_s: float | None
     slots: int | None
     services: int | None
+    address: str | None
     commands: int
     running_services: int
     jobs: int
@@ -210,13 +229,39 @@ async def undrain(work: WorkService, arguments: DrainInput, context: Context) ->
     return await _say_drained(work, arguments, context, drained=False)
 
 
-async def _say_drained(work: WorkService, arguments: DrainInput, context: Context, *, drained: bool) -> DrainOutput:
+async def evict(work: WorkService, arguments: EvictInput, context: Context) -> EvictOutput:
+    """Take a host's work for lost now. Raises Conflict: `host_alive` while its lease holds, `host_pinned` without a pool."""
+    fleet, opened = await _administered(work, context)
+
+    def change(link: Any) -> EvictOutput:
+        host, name = _meant_host(fleet.state(link).workers, arguments.host)
+        left_us = fleet.lease_left_us(link, host)
+        if left_us is None or not opened.pooled:
+            raise Conflict(f"no other host may take the work of {host}", code="host_pinned", host=host)
+        if left_us > 0 and not arguments.force:
+            message = (
+                f"host {host} keeps its work for {_seconds(left_us)} s: wait, or say force, and some may run twice"
+            )
+            raise Conflict(message, code="host_alive", host=host)
+        tasks, jobs = fleet.evict(link, host)
+        _LOG.warning("host %s is evicted by %s", host, context.author.who)
+        return EvictOutput(host=host, name=name, tasks=tasks, jobs=jobs)
+
+    return await opened.database.write(change)
+
+
+async def _administered(work: WorkService, context: Context) -> tuple[Fleet, Work]:
+    """Return the fleet, for who may say something of its hosts. Raises CallRefused."""
     identity = context.identity
     if not identity.account and identity.project != LOCAL.project:  # every project's work runs on these hosts
-        message = f"hosts are for administrators of the project {LOCAL.project!r} to drain, and for the account"
+        message = f"hosts are for administrators of the project {LOCAL.project!r} to change, and for the account"
         raise CallRefused(message, code="not_yours_to_say", argument="host")
     opened = await work.client.work()
-    fleet = Fleet(opened)
+    return Fleet(opened), opened
+
+
+async def _say_drained(work: WorkService, arguments: DrainInput, context: Context, *, drained: bool) -> DrainOutput:
+    fleet, opened = await _administered(work, context)
 
     def change(link: Any) -> DrainOutput:
         host, name = _meant_host(fleet.state(link).workers, arguments.host)

@@ -188,7 +188,7 @@ class TaskSnapshot(Output):
         query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
         command: Program and arguments; text was run by `/bin/sh -c`. What looks like a secret in them is masked.
         repeat_of: The task it does again.
-        logs_elsewhere: The host that has its output, when it is not the one that answers; as `elsewhere` of `skills.task_logs`.
+        logs_elsewhere: The host that has its output, when it cannot be asked for it; as `elsewhere` of `skills.task_logs`.
     """
 
     task_id: str | None
@@ -290,8 +290,9 @@ class LogsOutput(Output):
         data: The bytes, in `encoding`.
         truncated: Whether bytes between the asked offset and this piece are not kept any more.
         ended: Whether the task is over and this piece reaches the end.
-        elsewhere: The host that has the log, when it is not the one that answers: while the task runs nothing of it can be
-            read here, and its end only when it is over.
+        elsewhere: The host that has the log, when it is not the one that answers and cannot be asked: while the task runs
+            nothing of it can be read here, and its end only when it is over.
+        elsewhere_reason: Why that host cannot be asked.
     """
 
     task_id: str
@@ -305,6 +306,7 @@ class LogsOutput(Output):
     ended: bool
     status: TaskStatus
     elsewhere: str | None = None
+    elsewhere_reason: str | None = None
 
 
 class WatchEvent(Output):
@@ -425,12 +427,13 @@ async def task_status(work: WorkService, arguments: TaskStatusInput, context: Co
 
 async def _task(work: WorkService, head: TaskHead, tail_bytes: int, **facts: Any) -> TaskSnapshot:
     """Return a task as it is now, with the ends of its two streams."""
-    streams = printed(await work.tails(head, tail_bytes), more_after=not head.terminal)
+    ends = await work.ends(head, tail_bytes)
+    streams = printed((ends[0].log, ends[1].log), more_after=not head.terminal)
     usual = {
         "task_id": head.id,
         "workdir": workdir_of(head.spec.command.cwd),
         "command": masked_words(head.spec.command.argv),
-        "logs_elsewhere": await work.elsewhere(head),
+        "logs_elsewhere": ends[0].elsewhere,
         "startup_ready": None if head.mode == "batch" else head.ready_at is not None,
         "cancel_requested": head.cancel_at is not None,
         "exposed_endpoints": endpoints_of(head),
@@ -535,7 +538,7 @@ async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Contex
 
 async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) -> LogsOutput:
     """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
-    piece = await work.client.piece(head, arguments.stream, arguments.offset, arguments.limit)
+    piece, elsewhere, reason = await work.client.piece(head, arguments.stream, arguments.offset, arguments.limit)
     over = head.terminal
     offset, data = piece.offset, piece.data
     if arguments.encoding == "base64":
@@ -552,7 +555,7 @@ async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) ->
     following = offset + len(data)
     ended = over and following >= piece.total
     facts = {"offset": offset, "next_offset": following, "data": encoded, "ended": ended}
-    return LogsOutput.of(arguments, piece, head, **facts, elsewhere=await work.elsewhere(head))
+    return LogsOutput.of(arguments, piece, head, **facts, elsewhere=elsewhere, elsewhere_reason=reason)
 
 
 class ArtifactInput(Arguments):
@@ -629,7 +632,7 @@ async def get_artifact(work: WorkService, arguments: ArtifactInput, context: Con
     url = await keeper.store.link(record.project, record.sha256, timedelta(seconds=arguments.link_sec))
     begin = min(arguments.offset, record.size)
     end = min(begin + arguments.limit, record.size)
-    data = await keeper.store.piece(record.project, record.sha256, begin, end)
+    data = b"".join([chunk async for chunk in work.artifact_bytes(record, begin, end)]) if begin < end else b""
     return ArtifactOutput.of(
         record,
         artifact_id=record.id,

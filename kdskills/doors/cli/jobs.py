@@ -53,7 +53,8 @@ async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_
         if piece.elsewhere not in {host, None}:
             host = piece.elsewhere
             console(stderr=True).print(
-                f"the log lies on host {line(host)}: its end is told here once the task is over", style="yellow"
+                f"the log lies on host {line(host)}, and {line(piece.elsewhere_reason or '')}: its end is told here once the task is over",
+                style="yellow",
             )
         lost = lost or piece.truncated
         write(base64.b64decode(piece.data))
@@ -461,6 +462,14 @@ def drained(answer: Any) -> None:
     words = "takes nothing new" if answer.changed else "took nothing new already"
     console().print(
         f"{line(answer.name)} ({line(answer.host)}) {words}; for work again: kdskills undrain {line(answer.host)}"
+    )
+
+
+@Row(installation_commands, "evict", "fleet.evict", positional=("host",))
+def evicted(answer: Any) -> None:
+    """Take a host's work for lost now; what may be repeated goes on elsewhere."""
+    console().print(
+        f"{line(answer.name)} ({line(answer.host)}) had {answer.tasks} tasks and {answer.jobs} jobs in hand"
     )
 
 

@@ -335,6 +335,12 @@ async def serve(host: Host, url: str) -> None:
         _LOG.warning("the bus: %s", error)
 
     connection = Client()
+
+    async def require_bus() -> None:
+        if not connection.is_connected:
+            raise BusUnavailable("the command bus is not connected")
+
+    host.upkeep.notes["bus"] = require_bus
     try:  # however long it takes, and however often the bus goes away
         await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
     except (NatsError, OSError, TimeoutError, ValueError) as error:

@@ -42,6 +42,7 @@ from kdskills.doors.web.entrance import (
 )
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
+from kdskills.doors.web.services import MESSAGE, ServiceProxy, service_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.router.routes.extend(site_routes())
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
+    app.router.routes.extend(service_routes(ServiceProxy(host, of_token, app.state.drain)))
     for path, mount in mounted.items():
         app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
         if path == CONSOLE:  # which has pages below its path
@@ -294,7 +296,9 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
         await _first_token(host.tokens, host.settings.state_dir / FIRST_TOKEN)
     settings = host.settings
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
-    config = server_config(app, name, port, crowd, timeout_graceful_shutdown=CUT_OFF_S)
+    config = server_config(
+        app, name, port, crowd, ws="websockets-sansio", ws_max_size=MESSAGE, timeout_graceful_shutdown=CUT_OFF_S
+    )
     server = DrainingServer(config, app.state.drain, settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ is read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -19,6 +20,7 @@ from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from kdskills.app.authentication import RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
@@ -63,6 +65,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         429: "More than the token allows; see Retry-After.",
         500: "Something broke that nobody foresaw; the log has it under the request's id.",
         501: "An optional part is not installed.",
+        502: "A service, or the host that alone has what was asked for, does not answer.",
         503: "The machine is not set up for it, or the service is being stopped; see Retry-After.",
         507: "There is no room left where the service keeps its files.",
     }.items()
@@ -89,6 +92,16 @@ def response_of(error: KdskillsError, request: Request) -> Response:
     if "retry_after" in error.details or status == 503:
         headers["Retry-After"] = str(error.details.get("retry_after", RETRY_S))
     return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
+
+
+async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error, also where a WebSocket was asked for; one that was accepted already is left as it is."""
+    response = response_of(error, Request({**scope, "type": "http"}))
+    if scope["type"] == "http":
+        await response(scope, receive, send)
+        return
+    with contextlib.suppress(RuntimeError):
+        await WebSocket(scope, receive, send).send_denial_response(response)
 
 
 IDENTITY: Final = "kdskills.identity"
@@ -199,12 +212,12 @@ class Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        path = str(scope["path"]) if scope["type"] == "http" else ""
-        if path == "/openapi.json" or path.startswith("/projects/"):
+        path = str(scope["path"]) if scope["type"] != "lifespan" else ""
+        if path == "/openapi.json" or path.startswith(("/projects/", "/services/")):
             try:
                 scope[IDENTITY] = await self._caller(scope)
             except KdskillsError as error:
-                await response_of(error, Request(scope))(scope, receive, send)
+                await refuse(error, scope, receive, send)
                 return
         elif asks_site(scope):
             address = (scope.get("client") or ("",))[0]

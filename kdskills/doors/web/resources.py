@@ -393,13 +393,7 @@ async def _artifact(call: Call, item: Item) -> Response:
         answer_headers["Content-Length"] = str(end - begin)
         if call.request.method == "HEAD":
             return Response(status_code=status, headers=answer_headers, media_type=record.mime)
-        store = keeper.store
-        whole = status == 200
-        source = (
-            store.read(record.project, record.sha256)
-            if whole
-            else store.pieces(record.project, record.sha256, begin, end)
-        )
+        source = host.work.artifact_bytes(record, begin, end)
         first = await anext(source, b"")  # a file that is missing is told before the answer has begun
     return StreamingResponse(_later(first, source), status, headers=answer_headers, media_type=record.mime)
 

@@ -183,7 +183,8 @@ class WorkLab:
         )
         self.engine = engine
         self.ledger = Ledger(folder / "ledger.txt")
-        self.client = JobsClient(self.settings.work_database, self.settings.state_dir, self.settings.jobs)
+        place = (self.settings.work_database, self.settings.state_dir, self.settings.jobs)
+        self.client = JobsClient(*place, fleet=self.settings.fleet)
         self.scope = Scope()
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.log = folder / f"worker-{host}.log"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.app import Host
+from kdskills.errors import Conflict
 from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
 from kdskills.jobs.queue import Roster
 from kdskills.testing.work import WorkLab
@@ -58,6 +60,32 @@ async def test_a_dead_host_is_taken_over(hosts):
     assert set(order[switch:]) == {order[switch]}
     assert await two.client.cancel(TaskHead, two.scope, head.id)
     assert (await two.client.wait(TaskHead, two.scope, head.id, 60)).status == "canceled"
+
+
+async def test_an_evicted_host_is_taken_over_at_once(hosts):
+    """Not while its lease holds, but when that is said to be meant; what it says of the work afterwards is refused."""
+    one, two = hosts("a", "b", lease_s=300.0)
+    one.start()
+    head = await one.client.submit(one.task(one.ledger.held("x"), retry_on_lost=True))
+    first = await one.running(head.id)
+    two.start()
+    await alive(two)
+    door = Host(two.settings, entry_points=False)
+    with pytest.raises(Conflict) as refused:
+        await door.call("fleet.evict", host=first.host)
+    assert refused.value.code == "host_alive"
+    told = await door.call("fleet.evict", host=first.host, force=True)
+    assert (told.tasks, told.jobs) == (1, 0)
+    work = await two.client.work()
+    late = ("task", head.id, "succeeded", first.executor)
+    assert not await work.database.write(lambda link: work.records.move(link, *late))
+    await two.until(lambda: two.ledger.begun()["x"] == 2)
+    two.ledger.let_go()
+    over = await two.client.wait(TaskHead, two.scope, head.id, 60)
+    assert (over.status, over.attempt, over.host != first.host) == ("succeeded", 2, True), one.said()
+    await alive(one)
+    await door.work.aclose()
+    await door.storage.aclose()
 
 
 async def test_at_most_once_is_not_taken_over(hosts):

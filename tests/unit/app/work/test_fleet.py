@@ -117,7 +117,7 @@ async def test_what_waits_by_project(host: Host, bundle) -> None:
 
 
 @pytest.mark.parametrize("scopes", [{"skills:read", "work:run", "work:read", "skills:write"}, set()])
-@pytest.mark.parametrize("name", ["fleet.show", "fleet.drain", "fleet.undrain"])
+@pytest.mark.parametrize("name", ["fleet.show", "fleet.drain", "fleet.undrain", "fleet.evict"])
 async def test_it_is_for_administrators(host: Host, name: str, scopes: set[str]) -> None:
     """Nobody else learns what machines there are, nor stops them."""
     with pytest.raises(CallRefused) as refused:
@@ -165,7 +165,7 @@ async def test_administrators_of_one_project_stop_no_machine_of_all(host: Host) 
     """Every project's work runs on these hosts: only the account and the service's own project drain them."""
     work = await host.work.client.work()
     worker(work, "w")
-    for name in ("fleet.drain", "fleet.undrain"):
+    for name in ("fleet.drain", "fleet.undrain", "fleet.evict"):
         with pytest.raises(CallRefused) as refused:
             await ask(host, name, replace(ADMIN, project="acme"), host="far")
         assert refused.value.code == "not_yours_to_say"
@@ -230,6 +230,7 @@ def test_the_commands(make_host) -> None:
     assert "takes work again" in run("undrain", "far")
     assert "was not drained" in run("undrain", "far")
     run("drain", "nowhere", code=2)
+    run("evict", "far", "--force", code=2)  # SQLite has one host: nobody else could take its work
 
 
 async def test_quotas_are_told_and_kept(make_host) -> None:

@@ -5,8 +5,8 @@ from alembic import op
 
 from kdskills.storage.database import columns, word_type
 
-revision = "work_0005"
-down_revision = "work_0004"
+revision = "work_0006"
+down_revision = "work_0005"
 branch_labels = None
 depends_on = None
 
