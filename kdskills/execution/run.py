@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.errors.traces import VARIABLE, current_trace
 from kdskills.execution.check import RunPlan, check_request, require_limits
 from kdskills.execution.dirs import PASSABLE, cache_dir, state_dir
 from kdskills.execution.egress import TRUST_DIR, TRUST_ENV, TRUST_NAME, HostHeaders, host_rules, host_secrets
@@ -448,6 +449,8 @@ class ExecutionEngine(ABC):
         if self.children:
             require_calls(self.name)
             require_endings(self.name)
+        if request.code is None and (trace := current_trace()) is not None:  # code without variables is prepared ahead
+            request = replace(request, env={VARIABLE: str(trace), **request.env})
         own = request.env
         if request.network != "none":
             request = replace(request, env={**self.network_env, **request.env})

@@ -379,6 +379,13 @@ _ROWS: Final = (
     _operate(
         "fleet.undrain", "Let a host take work again.", "fleet:undrain", ("not_yours_to_say", *_WORK), ui_allowed=True
     ),
+    _operate(
+        "metrics.show",
+        "Tell what is measured, as Prometheus reads it.",
+        "fleet:show_metrics",
+        ("missing_extra",),
+        reads=True,
+    ),
     _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
     _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),
     _start(

@@ -1,4 +1,4 @@
-"""Operations about all hosts that do background work: how the fleet stands, and hosts that shall take nothing new."""
+"""Operations about all hosts that do background work: how the fleet stands, what it measures, and hosts that take nothing new."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from kdskills.storage.database import moment_of
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
+    from kdskills.app.telemetry import Telemetry
+    from kdskills.app.upkeep import Upkeep
     from kdskills.app.work import WorkService
     from kdskills.jobs.queue import Work
 
@@ -31,6 +33,12 @@ class DrainInput(Input):
     """Which host."""
 
     host: str = Field(min_length=1, max_length=255, description="The host's id, or its name where only one has it.")
+
+
+class MetricsOutput(Output):
+    """Every metric of this process and of its database, in the text format of Prometheus."""
+
+    text: str
 
 
 class FleetWorker(Output):
@@ -130,6 +138,13 @@ async def show_fleet(work: WorkService, version: str, arguments: FleetInput, con
         waiting=sum(row.waiting for row in state.waiting),
         tasks=dict(state.counts),
     )
+
+
+async def show_metrics(telemetry: Telemetry, upkeep: Upkeep, arguments: FleetInput, context: Context) -> MetricsOutput:
+    """Tell what is measured, looking at the database first; one that is away is told as a metric."""
+    scraped = telemetry.scraped
+    await upkeep.look()
+    return MetricsOutput(text=scraped.text())
 
 
 def _by_host(work: Work, state: FleetState) -> tuple[FleetState, tuple[FleetHost, ...]]:

@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from kdskills.app.logs import Sparingly, be_called, json_logs
 from kdskills.app.settings import Settings
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.work import spawn
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
@@ -69,7 +70,7 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     work = await asyncio.to_thread(Work, settings.work_database, settings.state_dir, settings.jobs, starter=starter)
     store = open_artifacts(settings.artifacts or str(settings.state_dir))
     keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
-    worker = Worker(work, keeper, slot=slot, idle_s=idle_s)
+    worker = Worker(work, keeper, slot=slot, idle_s=idle_s, span=Telemetry().span)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     warming = loop.run_in_executor(None, starter.warm)

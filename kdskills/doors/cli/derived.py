@@ -7,6 +7,7 @@ parameters when it is called or its own help is asked for; the help of its group
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -23,10 +24,12 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from kdskills.app.identity import LOCAL
+from kdskills.app.logs import number_of
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.table import Context, Emit
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, failing, one_line, print_json
 from kdskills.errors import BundleError
+from kdskills.errors.traces import VARIABLE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -93,7 +96,8 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
             trust: bool = False,
         ) -> BaseModel:
             context = Context(identity=AT_CLI, emit=emit, idempotency_key=key, trust=trust)
-            return await host.invoke(operation, arguments, context)
+            with host.telemetry.request("cli", number_of(""), os.environ.get(VARIABLE)):
+                return await host.invoke(operation, arguments, context)
 
         try:
             return await do(ask)

@@ -444,6 +444,12 @@ def fleet(answer: Any) -> None:
         out.print(f"other projects: {elsewhere} waiting")
 
 
+@Row(installation_commands, "metrics", "metrics.show")
+def metrics(answer: Any) -> None:
+    """Tell what is measured, as Prometheus reads it: of this process, and of the database as it is now."""
+    sys.stdout.write(answer.text)
+
+
 @Row(installation_commands, "drain", "fleet.drain", positional=("host",))
 def drained(answer: Any) -> None:
     """Let a host take nothing new; what it runs goes on to its end."""

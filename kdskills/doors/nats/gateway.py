@@ -23,7 +23,7 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from kdskills.app import Host
-from kdskills.app.logs import without_secrets
+from kdskills.app.logs import note_request, number_of, without_secrets
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
@@ -44,8 +44,11 @@ from kdskills.doors.nats.messages import (
     parse,
     progress,
     read_command,
+    sent_trace,
+    trace_headers,
 )
 from kdskills.errors import BadRequest, KdskillsError, OperatorMustAct
+from kdskills.errors.traces import current_trace
 
 _LOG = logging.getLogger("kdskills.nats")
 
@@ -164,7 +167,8 @@ class Gateway:
         """
         retries = message.metadata.num_delivered < self._settings.max_deliver
         try:
-            answer = await self._run(address, command)
+            with self._host.telemetry.request("nats", command.tool_call_id[:64], sent_trace(message.headers)):
+                answer = await self._run(address, command)
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
             self._answers.forget()
@@ -190,8 +194,9 @@ class Gateway:
                 context = Context(identity=identity, emit=emit, idempotency_key=key, request_id=call[:64])
                 output = await self._host.invoke(address.operation, command.arguments, context)
         except KdskillsError as error:
-            return CallAnswer(call, address.operation, error=error)
-        answer = CallAnswer(call, address.operation, output=output)
+            note_request(code=error.code)
+            return CallAnswer(call, address.operation, error=error, trace=current_trace())
+        answer = CallAnswer(call, address.operation, output=output, trace=current_trace())
         if keeps:
             answer, _ = answer.within(self._nc.max_payload - HEADER_ROOM)
             await self._keep(address, answer, body_of(command))
@@ -230,7 +235,7 @@ class Gateway:
                 data = progress(address, call, await queue.get())
                 try:
                     if data is not None:
-                        await self._nc.publish(subject, data)
+                        await self._nc.publish(subject, data, headers=trace_headers(current_trace()))
                 except NatsError as error:
                     _LOG.warning("%s: an event of call %s is left out: %s", address.operation, call, error)
                 finally:
@@ -256,7 +261,7 @@ class Gateway:
     async def _publish(self, address: CallAddress, answer: CallAnswer) -> None:
         """Publish a result; the same result again is one result. Retried while the bus is away."""
         answer, data = answer.within(self._nc.max_payload - HEADER_ROOM)
-        headers = {"Nats-Msg-Id": message_id(address, answer, data)}
+        headers = {"Nats-Msg-Id": message_id(address, answer, data), **trace_headers(answer.trace)}
         while True:
             try:
                 await self._js.publish(address.subject("evt"), data, headers=headers)
@@ -278,9 +283,12 @@ class Gateway:
 
         async def respond(request: Request) -> None:
             async with room:
-                answer = await self._read(request.subject, request.data)
+                with self._host.telemetry.request("nats", number_of(""), sent_trace(request.headers)) as record:
+                    answer = await self._read(request.subject, request.data)
+                    record.facts |= {} if answer.error is None else {"code": answer.error.code}
+                headers = trace_headers(record.trace)
                 try:
-                    await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1])
+                    await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1], headers=headers)
                 except NatsError as error:
                     _LOG.warning("a read is not answered: %s", error)
 

@@ -11,8 +11,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from kdskills.app import Host, Settings
 from kdskills.app.identity import Identity
-from kdskills.app.logs import Telemetry
 from kdskills.app.operations import Context
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.upkeep import Pulse, Ran
 from kdskills.errors import KdskillsError
 
