@@ -251,8 +251,9 @@ class Telemetry:
                 facts.setdefault("code", code_of(error))
                 raise
             finally:
+                facts.setdefault("code", "ok")
                 facts |= {"door": door, "duration_ms": round((time.monotonic() - began) * 1000, 1)}
-                words = record.words or f"{facts.get('operation', door)}: {facts.setdefault('code', 'ok')}"
+                words = record.words or f"{facts.get('operation', door)}: {facts['code']}"
                 logging.getLogger(f"{NAME}.{door}").log(record.level, "%s", words, extra={"facts": facts})
 
     @contextmanager

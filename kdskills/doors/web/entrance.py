@@ -148,13 +148,16 @@ class Accounted:
             sent += len(message.get("body", b""))
             await send(message)
 
-        with self.telemetry.request("http", number, headers.get(TRACEPARENT)) as record:
+        traces = [value.decode("latin-1") for name, value in scope["headers"] if name == TRACEPARENT.encode()]
+        with self.telemetry.request("http", number, traces[0] if len(traces) == 1 else None) as record:
             record.level = logging.DEBUG if path in HEALTH else logging.INFO
             try:
                 await self._pass_on(scope, counted, marked)
             finally:
                 record.words = f"{method} {path} {status}"
                 record.facts |= {"method": method, "path": path, "status": status}
+                if status >= HTTPStatus.BAD_REQUEST:  # of what was answered by others than us
+                    record.facts.setdefault("code", f"http_{status}")
                 self.telemetry.answered(method, status, received, sent)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
