@@ -199,7 +199,9 @@ class Telemetry:
             self.scraped.tell(instrument, value, facts)
 
     @contextmanager
-    def span(self, name: str, parent: Trace | None = None, **facts: str) -> Iterator[tuple[Any, Trace]]:
+    def span(
+        self, name: str, parent: Trace | None = None, facts: Mapping[str, str] | None = None
+    ) -> Iterator[tuple[Any, Trace]]:
         """Do the block as a step of the trace of *parent*, else of the one this is in, else of a new one.
 
         Yields OpenTelemetry's span, None where its API is not installed, and the step. Where an SDK records spans the step is the
@@ -261,7 +263,7 @@ class Telemetry:
         """Measure one operation; a refusal is counted by its code, and its words are told to nobody."""
         began, code, outcome = time.monotonic(), "ok", "ok"
         note_request(operation=name)
-        with self.span(f"operation {name}", **{"kdskills.operation": name, "kdskills.door": door}) as (span, _):
+        with self.span(f"operation {name}", facts={"kdskills.operation": name, "kdskills.door": door}) as (span, _):
             try:
                 yield
             except BaseException as error:

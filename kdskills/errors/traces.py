@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -57,8 +58,16 @@ _CURRENT: Final[ContextVar[Trace | None]] = ContextVar("kdskills_trace", default
 
 
 def current_trace() -> Trace | None:
-    """Return the step this task of the event loop, or thread, is in; None outside of any."""
-    return _CURRENT.get()
+    """Return the step this task of the event loop, or thread, is in; None outside of any.
+
+    Within a step, or outside of any, a span that OpenTelemetry's SDK records is the step.
+    """
+    current, api = _CURRENT.get(), sys.modules.get("opentelemetry.trace")
+    ids = None if api is None else api.get_current_span().get_span_context()
+    if ids is None or not ids.is_valid or ids.is_remote:
+        return current
+    span = Trace(f"{ids.trace_id:032x}", f"{ids.span_id:016x}", int(ids.trace_flags) & FLAGS)
+    return span if current is None or current.trace_id == span.trace_id else current
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -23,7 +24,7 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from kdskills.app import Host
-from kdskills.app.logs import note_request, number_of, without_secrets
+from kdskills.app.logs import RequestRecord, note_request, number_of, without_secrets
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
@@ -167,8 +168,9 @@ class Gateway:
         """
         retries = message.metadata.num_delivered < self._settings.max_deliver
         try:
-            with self._host.telemetry.request("nats", command.tool_call_id[:64], sent_trace(message.headers)):
-                answer = await self._run(address, command)
+            with self._told(command.tool_call_id[:64], message.headers) as record:
+                answer = replace(await self._run(address, command), trace=record.trace)
+                note_request(code=answer.error and answer.error.code)
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
             self._answers.forget()
@@ -180,6 +182,10 @@ class Gateway:
             return None if retries else answer
         passing = answer.error is not None and answer.error.code in PASSING
         return None if passing and retries else answer
+
+    def _told(self, number: str, headers: Mapping[str, str] | None) -> AbstractContextManager[RequestRecord]:
+        """Serve a message in the block: as a step of the trace in its headers, and with a line of the log."""
+        return self._host.telemetry.request("nats", number, sent_trace(headers))
 
     async def _run(self, address: CallAddress, command: CallCommand) -> CallAnswer:
         """Run the operation for the caller the subject names, or return the answer its first run had."""
@@ -194,9 +200,8 @@ class Gateway:
                 context = Context(identity=identity, emit=emit, idempotency_key=key, request_id=call[:64])
                 output = await self._host.invoke(address.operation, command.arguments, context)
         except KdskillsError as error:
-            note_request(code=error.code)
-            return CallAnswer(call, address.operation, error=error, trace=current_trace())
-        answer = CallAnswer(call, address.operation, output=output, trace=current_trace())
+            return CallAnswer(call, address.operation, error=error)
+        answer = CallAnswer(call, address.operation, output=output)
         if keeps:
             answer, _ = answer.within(self._nc.max_payload - HEADER_ROOM)
             await self._keep(address, answer, body_of(command))
@@ -283,9 +288,9 @@ class Gateway:
 
         async def respond(request: Request) -> None:
             async with room:
-                with self._host.telemetry.request("nats", number_of(""), sent_trace(request.headers)) as record:
+                with self._told(number_of(""), request.headers) as record:
                     answer = await self._read(request.subject, request.data)
-                    record.facts |= {} if answer.error is None else {"code": answer.error.code}
+                    note_request(code=answer.error and answer.error.code)
                 headers = trace_headers(record.trace)
                 try:
                     await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1], headers=headers)
