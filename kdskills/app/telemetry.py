@@ -76,7 +76,7 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
             ("operation", "door", "code"),
             "Operations that were called; `ok` is a code.",
         ),
-        Instrument(CALLS, "histogram", "s", ("operation",), "How long operations took."),
+        Instrument(CALLS, "histogram", "s", ("operation",), "How long operations took, whatever came of them."),
         Instrument(
             REFUSALS, "counter", "{refusal}", ("operation", "code", "door"), "Operations that were refused, by code."
         ),
@@ -100,7 +100,13 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
         Instrument(ARTIFACTS, "counter", "By", (), "Bytes of the files kept of tasks that are over."),
         Instrument(WORKERS, "gauge", "{worker}", (), "Workers that are heard of."),
         Instrument(LEASE, "gauge", "s", (), "Seconds since the worker that was silent longest was heard of."),
-        Instrument(REMOVED, "counter", "{record}", ("kind",), "What was let go of or removed because it was old."),
+        Instrument(
+            REMOVED,
+            "counter",
+            "{record}",
+            ("kind",),
+            "What was old and was removed: `version`, `hold` of a version, `audit_row`, `conversation`.",
+        ),
         Instrument(DATABASE, "gauge", "1", (), "Whether the database of the work answered at the last look."),
         Instrument(POOL, "gauge", "{connection}", ("database", "state"), "Connections to a database, in use or idle."),
         Instrument(
@@ -217,24 +223,18 @@ class Telemetry:
             return
         before, context = trace.get_current_span().get_span_context(), None
         if parent is not None and (not before.is_valid or before.trace_id != int(parent.trace_id, 16)):
-            flags = trace.TraceFlags(parent.flags)
-            ids = int(parent.trace_id, 16), int(parent.span_id, 16)
-            before = trace.SpanContext(*ids, is_remote=True, trace_flags=flags)
+            numbers, flags = (int(parent.trace_id, 16), int(parent.span_id, 16)), trace.TraceFlags(parent.flags)
+            before = trace.SpanContext(*numbers, is_remote=True, trace_flags=flags)
             context = trace.set_span_in_context(trace.NonRecordingSpan(before))
         tracer = trace.get_tracer(NAME)
         with tracer.start_as_current_span(
             name, context, attributes=facts, record_exception=False, set_status_on_exception=False
         ) as span:
-            ids_of_span = span.get_span_context()
-            if ids_of_span.is_valid and ids_of_span.span_id != before.span_id:  # an SDK made it
-                made = f"{ids_of_span.trace_id:032x}", f"{ids_of_span.span_id:016x}"
-                step = Trace(*made, int(ids_of_span.trace_flags) & 1)
-            elif parent is not None:
-                step = parent.child()
-            elif ids_of_span.is_valid:
-                step = Trace(f"{ids_of_span.trace_id:032x}", f"{ids_of_span.span_id:016x}").child()
+            ids = span.get_span_context()
+            if ids.is_valid and ids.span_id != before.span_id:  # an SDK made it
+                step = Trace.of_span(ids)
             else:
-                step = Trace.new()
+                step = Trace.new() if parent is None else parent.child()
             with in_trace(step):
                 yield span, step
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 TRACEPARENT: Final = "traceparent"
 VARIABLE: Final = "TRACEPARENT"
@@ -46,6 +46,11 @@ class Trace:
             return None
         return cls(trace_id, span_id, int(flags, 16) & FLAGS)
 
+    @classmethod
+    def of_span(cls, ids: Any) -> Trace:
+        """Return the step that a span of OpenTelemetry is, by its valid context."""
+        return cls(f"{ids.trace_id:032x}", f"{ids.span_id:016x}", int(ids.trace_flags) & FLAGS)
+
     def child(self) -> Trace:
         """Return a step within this one."""
         return replace(self, span_id=secrets.token_hex(8))
@@ -66,7 +71,7 @@ def current_trace() -> Trace | None:
     ids = None if api is None else api.get_current_span().get_span_context()
     if ids is None or not ids.is_valid or ids.is_remote:
         return current
-    span = Trace(f"{ids.trace_id:032x}", f"{ids.span_id:016x}", int(ids.trace_flags) & FLAGS)
+    span = Trace.of_span(ids)
     return span if current is None or current.trace_id == span.trace_id else current
 
 

@@ -280,6 +280,8 @@ SCENARIO = [
     Step("tokens.revoke", {"id": "nothing"}),
     Step("tokens.list", {"project": "local"}),
     Step("fleet.show", {}),
+    Step("metrics.show", {}),
+    Step("metrics.show", {"nothing": 1}),
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
@@ -403,7 +405,7 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return [row["project"] for row in value["projects"]]
     if name in {"skills.show", "skills.list"}:
         return without_paths(value)
-    if name == "fleet.show":
+    if name in {"fleet.show", "metrics.show"}:
         return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")

@@ -63,19 +63,35 @@ def lines_of(out):
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
+def _programs_of_others_belong_to_it(client, headers):
+    """Check that steps of a job, and a script that a model runs at once, find the trace of the request that began them."""
+    tools = "/projects/local/tools"
+    body = {"skill_name": "public.brief", "session_id": "s2", "workdir": "session"}
+    body["steps"] = [{"name": "one", "command": 'printf %s "$TRACEPARENT"'}]
+    made = client.post(f"{tools}/skills.start_job", json=body, headers=headers).json()
+    job = client.post(f"{tools}/skills.job_watch", json={"job_id": made["job_id"], "timeout_sec": 60}).json()
+    assert job["trace_id"] == Trace.read(job["steps"][0]["stdout_tail"]).trace_id == TRACE
+    client.post(f"{tools}/skills.load", json={"names": ["brief"], "session_id": "s3"})
+    script = {"path": "scripts/show.sh", "skill": "brief", "session_id": "s3"}
+    ran = client.post(f"{tools}/skills.run_script", json=script, headers=headers)
+    assert Trace.read(ran.json()["stdout"]).trace_id == TRACE, ran.text
+
+
 def test_a_run_is_one_trace_and_is_measured(service, archive):
     """The trace of a request is that of its answer, its task, its program, its artifact and its line of the log."""
     began, out, token = utc_now(), io.StringIO(), service.token(agent="boss")
     call = {"skill_name": "public.brief", "session_id": "s1", "workdir": "session", "outputs": ["out.txt"]}
     tools, headers = "/projects/local/tools", {"traceparent": SENT, "X-Request-Id": "r1"}
     with service.client(token) as client, json_logs(out):
-        with archive("brief").open("rb") as zipped:
+        files = {"scripts/show.sh": 'printf %s "$TRACEPARENT"'}
+        with archive("brief", **files).open("rb") as zipped:
             client.post("/projects/local/skills:upload", files={"file": zipped})
         call["command"] = 'printf %s "$TRACEPARENT" | tee out.txt'
         ran = client.post(f"{tools}/skills.run_cmd", json=call, headers=headers)
         assert ran.json()["status"] == "succeeded", ran.text
+        _programs_of_others_belong_to_it(client, headers)
         answered, inside = Trace.read(ran.headers["traceresponse"]), Trace.read(ran.json()["stdout"])
-        (task,) = client.get("/projects/local/tasks").json()["tasks"]
+        (task,) = client.get("/projects/local/tasks?session_id=s1").json()["tasks"]
         artifact = ran.json()["created_artifacts"][0]["artifact_id"]
         views = [
             client.get(f"/projects/local/tasks/{task['task_id']}").json(),
@@ -101,28 +117,14 @@ def test_a_run_is_one_trace_and_is_measured(service, archive):
     }
     assert line["duration_ms"] > 0
     engine = (("engine", views[0]["engine"]), ("status", "succeeded"))
-    assert rows["kdskills_run_duration_seconds_count"] == {engine: 1}
-    assert rows["kdskills_task_start_delay_seconds_count"] == rows["kdskills_task_starts_total"] == {(): 1}
-    assert rows["kdskills_task_output_bytes_total"] == rows["kdskills_artifacts_bytes_total"] == {(): 55}
+    assert rows["kdskills_run_duration_seconds_count"] == {engine: 2}
+    assert rows["kdskills_task_start_delay_seconds_count"] == rows["kdskills_task_starts_total"] == {(): 2}
+    assert (rows["kdskills_task_output_bytes_total"], rows["kdskills_artifacts_bytes_total"]) == ({(): 110}, {(): 55})
     assert rows["kdskills_queue_depth"][(("state", "queued"),)] == rows["kdskills_queue_oldest_seconds"][()] == 0
     assert rows["kdskills_requests_total"][("code", "ok"), ("door", "http"), ("operation", "skills.run_cmd")] == 1
     assert rows["kdskills_workers"][()] == rows["kdskills_database_up"][()] == 1
     assert rows["kdskills_database_pool_size"][(("database", "work"),)] > 0
     assert rows["kdskills_http_traffic_bytes_total"][(("direction", "in"),)] > 100
-
-
-def test_a_job_and_its_steps_are_one_trace(service, archive):
-    """Steps of a job belong to the trace of the request that began the job, though nobody waits for them."""
-    step = {"name": "one", "command": 'printf %s "$TRACEPARENT"'}
-    body = {"skill_name": "public.brief", "session_id": "s1", "workdir": "session", "steps": [step]}
-    with service.client(service.token()) as client:
-        with archive("brief").open("rb") as zipped:
-            client.post("/projects/local/skills:upload", files={"file": zipped})
-        made = client.post("/projects/local/tools/skills.start_job", json=body, headers={"traceparent": SENT})
-        watched = {"job_id": made.json()["job_id"], "timeout_sec": 60}
-        job = client.post("/projects/local/tools/skills.job_watch", json=watched).json()
-    assert job["status"] == "succeeded"
-    assert job["trace_id"] == Trace.read(job["steps"][0]["stdout_tail"]).trace_id == TRACE
 
 
 def test_tools_of_mcp_take_a_trace_and_tell_it(service):
