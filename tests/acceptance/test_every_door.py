@@ -307,7 +307,7 @@ CHANGING = [
     (re.compile(r"\b\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?"), "<time>"),
 ]
 CHANGING_FIELDS = re.compile(
-    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^host$|^id$|_at$"
+    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^trace_id$|^host$|^id$|_at$"
 )
 
 
