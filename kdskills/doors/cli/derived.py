@@ -24,12 +24,10 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from kdskills.app.identity import LOCAL
-from kdskills.app.logs import number_of
 from kdskills.app.operations import OPERATIONS
 from kdskills.app.operations.table import Context, Emit
 from kdskills.doors.cli.output import EXIT_NEGATIVE, EXIT_OK, failing, one_line, print_json
 from kdskills.errors import BundleError
-from kdskills.errors.traces import VARIABLE
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -95,6 +93,9 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
             key: str | None = None,
             trust: bool = False,
         ) -> BaseModel:
+            from kdskills.app.logs import number_of  # which the help of commands does not need
+            from kdskills.errors.traces import VARIABLE
+
             context = Context(identity=AT_CLI, emit=emit, idempotency_key=key, trust=trust)
             with host.telemetry.request("cli", number_of(""), os.environ.get(VARIABLE)):
                 return await host.invoke(operation, arguments, context)
