@@ -183,15 +183,15 @@ class Telemetry:
     def _instruments(self) -> dict[str, Callable[[float, dict[str, str]], None]]:
         if (meter := self._meter) is None:
             return {}
-        made: dict[str, Callable[[float, dict[str, str]], None]] = {}
+        recorders: dict[str, Callable[[float, dict[str, str]], None]] = {}
         for row in INSTRUMENTS.values():
             if row.kind == "gauge":
-                made[row.name] = meter.create_gauge(row.name, row.unit, row.meaning).set
+                recorders[row.name] = meter.create_gauge(row.name, row.unit, row.meaning).set
             elif row.kind == "counter":
-                made[row.name] = meter.create_counter(row.name, row.unit, row.meaning).add
+                recorders[row.name] = meter.create_counter(row.name, row.unit, row.meaning).add
             else:
-                made[row.name] = meter.create_histogram(row.name, row.unit, row.meaning).record
-        return made
+                recorders[row.name] = meter.create_histogram(row.name, row.unit, row.meaning).record
+        return recorders
 
     @cached_property
     def scraped(self) -> ScrapedMetrics:

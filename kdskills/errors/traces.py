@@ -41,8 +41,8 @@ class Trace:
         match = _FORM.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             return None
-        version, trace_id, span_id, flags, more = match.groups()
-        if version == "ff" or (version == "00" and more is not None) or not int(trace_id, 16) or not int(span_id, 16):
+        version, trace_id, span_id, flags, tail = match.groups()
+        if version == "ff" or (version == "00" and tail is not None) or not int(trace_id, 16) or not int(span_id, 16):
             return None
         return cls(trace_id, span_id, int(flags, 16) & FLAGS)
 

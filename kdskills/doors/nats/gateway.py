@@ -168,7 +168,7 @@ class Gateway:
         """
         retries = message.metadata.num_delivered < self._settings.max_deliver
         try:
-            with self._told(command.tool_call_id[:64], message.headers) as record:
+            with self._request_of(command.tool_call_id[:64], message.headers) as record:
                 answer = replace(await self._run(address, command), trace=record.trace)
                 note_request(code=answer.error and answer.error.code)
         except NatsError as error:
@@ -183,7 +183,7 @@ class Gateway:
         passing = answer.error is not None and answer.error.code in PASSING
         return None if passing and retries else answer
 
-    def _told(self, number: str, headers: Mapping[str, str] | None) -> AbstractContextManager[RequestRecord]:
+    def _request_of(self, number: str, headers: Mapping[str, str] | None) -> AbstractContextManager[RequestRecord]:
         """Serve a message in the block: as a step of the trace in its headers, and with a line of the log."""
         return self._host.telemetry.request("nats", number, sent_trace(headers))
 
@@ -288,7 +288,7 @@ class Gateway:
 
         async def respond(request: Request) -> None:
             async with room:
-                with self._told(number_of(""), request.headers) as record:
+                with self._request_of(number_of(""), request.headers) as record:
                     answer = await self._read(request.subject, request.data)
                     note_request(code=answer.error and answer.error.code)
                 headers = trace_headers(record.trace)

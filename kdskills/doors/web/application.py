@@ -171,7 +171,6 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
         separate_input_output_schemas=False,
     )
     app.state.host = host
-    app.state.metrics = host.telemetry.scraped  # which count from now on
     app.state.drain = Drain()
     app.state.site_turn = asyncio.Lock()
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
@@ -181,9 +180,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_middleware(Accounted, drain=app.state.drain, telemetry=host.telemetry, mounted=paths)
     for kind in (KdskillsError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_api_route("/healthz", _healthz, include_in_schema=False)
-    app.add_api_route("/readyz", _readyz, include_in_schema=False)
-    app.add_api_route(METRICS, metrics, include_in_schema=False)
+    for path, answer in (("/healthz", _healthz), ("/readyz", _readyz), (METRICS, metrics)):
+        app.add_api_route(path, answer, include_in_schema=False)
     for router in (skill_routes, work_routes, tools_router(host.operations.values())):
         app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
     app.router.routes.extend(site_routes())

@@ -120,6 +120,9 @@ class Accounted:
     telemetry: Telemetry
     mounted: frozenset[str]
 
+    def __post_init__(self) -> None:
+        _ = self.telemetry.scraped  # Prometheus is told from now on
+
     def _is_mounted(self, path: str) -> bool:
         return path in self.mounted or any(path.startswith(f"{top}/") for top in self.mounted)
 
@@ -143,8 +146,8 @@ class Accounted:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (b"x-request-id", number.encode()), (b"traceresponse", str(record.trace).encode())
-                message = {**message, "headers": [*message.get("headers", ()), *own]}
+                tracking = (b"x-request-id", number.encode()), (b"traceresponse", str(record.trace).encode())
+                message = {**message, "headers": [*message.get("headers", ()), *tracking]}
             sent += len(message.get("body", b""))
             await send(message)
 
