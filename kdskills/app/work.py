@@ -29,6 +29,7 @@ from kdskills.errors import (
     NotFound,
     OperatorMustAct,
 )
+from kdskills.errors.traces import current_trace
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.egress import granted
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
@@ -543,6 +544,7 @@ class WorkService:
         await self._require_possible(kind, spec.scope, key, [part.command for part in parts], limit)
         spooled = [await self._spooled(spec.scope, part) for part in parts]
         spec = spec.model_copy(update={"steps": tuple(spooled)}) if isinstance(spec, JobSpec) else spooled[0]
+        spec = spec.model_copy(update={"traceparent": str(current_trace() or "")})
         work, scope, placement = await self.client.work(), spec.scope, spec.placement
         projects = self.storage.projects
         facts = {"skill": placement.skill_name, "version": placement.version_hash, "engine": placement.engine}

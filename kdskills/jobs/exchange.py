@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
+from kdskills.errors.traces import VARIABLE
 from kdskills.execution.check import compile_glob, output_problem
 from kdskills.execution.dirs import locked
 from kdskills.execution.egress import PROXY_PORT
@@ -271,7 +272,7 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
     )
     return ExecRequest(
         argv=command.argv,
-        env=command.env,
+        env=({VARIABLE: spec.traceparent} if spec.traceparent else {}) | command.env,
         skills=placement.skills,
         environment=placement.environment,
         inputs=tuple(inputs.values()),

@@ -9,7 +9,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from kdskills.errors import KdskillsError
+from kdskills.errors.traces import Trace, current_trace
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.attempts import Attempt, AttemptOrder, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.model import (
@@ -57,11 +58,16 @@ class Buried(BaseException):
         self.reason = reason
 
 
-class WorkerContext:
-    """Shared by the parts of one worker; used on one event loop. *executor* is a name nobody had before."""
+Span = Callable[[str, Trace], AbstractContextManager[object]]
+"""Does a block as a step, which has a name, of the trace of another."""
 
-    def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper) -> None:
+
+class WorkerContext:
+    """Shared by the parts of one worker; used on one event loop. *executor* is a name nobody had before, *span* records traces."""
+
+    def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper, span: Span | None = None) -> None:
         self.work = work
+        self.span = span
         self.executor = executor
         self.keeper = keeper
         self.folders = SessionFolders(work, keeper, self.read)
@@ -229,7 +235,7 @@ class TaskRun:
         if head is None or head.terminal or head.executor != self._context.executor:
             return
         try:
-            with about(job=head.job_id):
+            with about(job=head.job_id), self._traced(head):
                 while True:
                     try:
                         attempt = await self._attempt(head)
@@ -252,6 +258,10 @@ class TaskRun:
         finally:
             self._context.note_change(head.job_id)
 
+    def _traced(self, head: TaskHead) -> AbstractContextManager[object]:
+        begun, span = Trace.read(head.spec.traceparent), self._context.span
+        return nullcontext() if begun is None or span is None else span("task", begun)
+
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""
         context, attempts = self._context, self._context.work.attempts
@@ -267,7 +277,7 @@ class TaskRun:
         order = AttemptOrder(
             task_id=head.id,
             attempt=head.attempt,
-            spec=head.spec,
+            spec=head.spec.model_copy(update={"traceparent": str(current_trace() or head.spec.traceparent)}),
             session_dir=None if head.spec.session_id is None else attempts.session_dir(head.session_key),
             inputs=tuple(inputs),
             log_limit=self._settings.log_bytes,
@@ -443,6 +453,7 @@ class JobRun:
                 command=step.command,
                 placement=head.spec.placement,
                 retry_on_lost=step.retry_on_lost,
+                traceparent=head.spec.traceparent,
             )
             row = new_row(item, spec, head.session_key, body_hash="", home=head.home)
             self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})

@@ -20,7 +20,7 @@ from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
 from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
-from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
+from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file
 from kdskills.storage.database import DatabaseUnavailable, LazyModule, micros, utc_now
@@ -385,7 +385,8 @@ class Worker:
 
     It lives as often as it must: given up by the others, or cut off from the database for longer than its lease, it lets
     go of everything and begins anew under another name, which may adopt what still runs here but nothing that was taken.
-    After *idle_s* seconds without work it ends; None is for one that stays. While it holds its slot it serves *stream*.
+    After *idle_s* seconds without work it ends; None is for one that stays. While it holds its slot it serves *stream*;
+    *span* records the traces of tasks.
     """
 
     def __init__(
@@ -396,9 +397,11 @@ class Worker:
         slot: int = 0,
         idle_s: float | None = None,
         stream: HostStream | None = None,
+        span: Span | None = None,
     ) -> None:
         self._work = work
         self._stream = stream
+        self._span = span
         self._entry: tuple[str, str] | None = None
         self._keeper = keeper
         self._slot = slot
@@ -420,7 +423,7 @@ class Worker:
     def _begin_life(self) -> None:
         """Take a name nobody had, with nothing in hand."""
         self.executor = f"{self._work.host}-{self._slot}-{secrets.token_hex(6)}"
-        self.context = WorkerContext(self._work, self.executor, self._keeper)
+        self.context = WorkerContext(self._work, self.executor, self._keeper, self._span)
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._given_up = False
         if not self._stopping:

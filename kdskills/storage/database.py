@@ -279,6 +279,13 @@ class Database:
             finally:
                 raw.close()
 
+    def connections(self) -> tuple[int, int, int]:
+        """Return how many connections are in use, are idle, and are kept open at most."""
+        pool = self.engine.pool
+        if not isinstance(pool, sa.pool.QueuePool):  # one in memory, which is a single connection
+            return 0, 0, 0
+        return pool.checkedout(), pool.checkedin(), pool.size()
+
     async def ready(self) -> None:
         """Prepare the database if nobody has, for who writes to its tables in a transaction of another `Database`."""
         if not self._is_ready:  # also while somebody prepares it: that is waited for

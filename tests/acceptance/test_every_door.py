@@ -280,6 +280,8 @@ SCENARIO = [
     Step("tokens.revoke", {"id": "nothing"}),
     Step("tokens.list", {"project": "local"}),
     Step("fleet.show", {}),
+    Step("metrics.show", {}),
+    Step("metrics.show", {"nothing": 1}),
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
@@ -309,7 +311,7 @@ CHANGING = [
     (re.compile(r"\b\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?"), "<time>"),
 ]
 CHANGING_FIELDS = re.compile(
-    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^host$|^id$|_at$"
+    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^trace_id$|^host$|^id$|_at$"
 )
 
 
@@ -409,7 +411,7 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return without_paths(value)
     if name == "quota.show" and "quotas" in value:
         return [row["quota"] for row in value["quotas"]]
-    if name == "fleet.show":
+    if name in {"fleet.show", "metrics.show"}:
         return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")

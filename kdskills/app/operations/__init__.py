@@ -422,6 +422,13 @@ _ROWS: Final = (
         "fleet:evict",
         ("not_yours_to_say", "host_alive", "host_pinned", *_WORK),
     ),
+    _operate(
+        "metrics.show",
+        "Tell what is measured, as Prometheus reads it.",
+        "fleet:show_metrics",
+        ("missing_extra",),
+        reads=True,
+    ),
     _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
     _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),
     _start(

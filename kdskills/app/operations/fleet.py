@@ -1,4 +1,4 @@
-"""Operations about all hosts that do background work: how the fleet stands, hosts that take nothing new, what projects use."""
+"""Operations about all hosts that do background work: how they stand, what they measure, who takes nothing new, what projects use."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from kdskills.storage.database import micros, moment_of, utc_now
 
 if TYPE_CHECKING:
     from kdskills.app.operations.table import Context
+    from kdskills.app.telemetry import Telemetry
+    from kdskills.app.upkeep import Upkeep
     from kdskills.app.work import WorkService
     from kdskills.jobs.queue import Work
 
@@ -51,6 +53,12 @@ class EvictOutput(Output):
     name: str
     tasks: int
     jobs: int
+
+
+class MetricsOutput(Output):
+    """Every metric of this process and of its database, in the text format of Prometheus."""
+
+    text: str
 
 
 class FleetWorker(Output):
@@ -183,6 +191,13 @@ async def show_fleet(work: WorkService, version: str, arguments: FleetInput, con
         waiting=sum(row.waiting for row in state.waiting),
         tasks=dict(state.counts),
     )
+
+
+async def show_metrics(telemetry: Telemetry, upkeep: Upkeep, arguments: FleetInput, context: Context) -> MetricsOutput:
+    """Tell what is measured, looking at the database first; one that is away is told as a metric."""
+    scraped = telemetry.scraped
+    await upkeep.look()
+    return MetricsOutput(text=scraped.text())
 
 
 def _by_host(work: Work, state: FleetState) -> tuple[FleetState, tuple[FleetHost, ...]]:

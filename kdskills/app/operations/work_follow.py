@@ -188,6 +188,7 @@ class TaskSnapshot(Output):
         query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
         command: Program and arguments; text was run by `/bin/sh -c`. What looks like a secret in them is masked.
         repeat_of: The task it does again.
+        trace_id: The trace of the request that began it, which its program and its log lines belong to as well.
         logs_elsewhere: The host that has its output, when it cannot be asked for it; as `elsewhere` of `skills.task_logs`.
     """
 
@@ -201,6 +202,7 @@ class TaskSnapshot(Output):
     session_id: str | None
     job_id: str | None = None
     repeat_of: str | None = None
+    trace_id: str | None = None
     command: tuple[str, ...]
     workdir: str
     startup_ready: bool | None
@@ -255,10 +257,14 @@ class StepSnapshot(Output):
 
 
 class JobSnapshot(Output):
-    """A job as it is now; `current_step_index` is -1 before the first step, `repeat_of` the job it does again."""
+    """A job as it is now; `current_step_index` is -1 before the first step, `repeat_of` the job it does again.
+
+    `trace_id` is the trace of the request that began it.
+    """
 
     job_id: str
     repeat_of: str | None = None
+    trace_id: str | None = None
     status: JobStatus
     skill_name: str
     version_hash: str
@@ -573,12 +579,14 @@ class ArtifactOutput(Artifact):
     """An artifact, where it came from, and a piece of it.
 
     Attributes:
+        trace_id: The trace of the request that began its task; null when that is not kept any more.
         url: A link anybody may read it with until `expires_in_sec` are over; None where the store signs none.
         data_base64: The bytes `offset` to `next_offset`.
     """
 
     task_id: str | None
     job_id: str | None
+    trace_id: str | None
     agent: str
     skill_name: str
     version_hash: str
@@ -633,9 +641,12 @@ async def get_artifact(work: WorkService, arguments: ArtifactInput, context: Con
     begin = min(arguments.offset, record.size)
     end = min(begin + arguments.limit, record.size)
     data = b"".join([chunk async for chunk in work.artifact_bytes(record, begin, end)]) if begin < end else b""
+    opened = await work.client.work()
+    head = await opened.database.read(lambda link: opened.records.head(link, TaskHead, record.task_id or ""))
     return ArtifactOutput.of(
         record,
         artifact_id=record.id,
+        trace_id=None if head is None else head.spec.trace_id,
         created_at=moment_of(record.created_at),
         url=url,
         expires_in_sec=None if url is None else arguments.link_sec,

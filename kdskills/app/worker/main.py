@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 from kdskills.app.logs import Sparingly, be_called, json_logs
 from kdskills.app.settings import Settings
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.work import spawn
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
@@ -71,7 +72,7 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     store = open_artifacts(settings.artifacts or str(settings.state_dir))
     keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
     stream = HostStream(work, store, settings.fleet)
-    worker = Worker(work, keeper, slot=slot, idle_s=idle_s, stream=stream)
+    worker = Worker(work, keeper, slot=slot, idle_s=idle_s, stream=stream, span=Telemetry().span)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     warming = loop.run_in_executor(None, starter.warm)

@@ -456,6 +456,12 @@ def quota(answer: Any) -> None:
     console().print(f"{line(answer.project)}: days end at {answer.day_ends_at:%Y-%m-%d %H:%M} UTC")
 
 
+@Row(installation_commands, "metrics", "metrics.show")
+def metrics(answer: Any) -> None:
+    """Tell what is measured, as Prometheus reads it: of this process, and of the database as it is now."""
+    sys.stdout.write(answer.text)
+
+
 @Row(installation_commands, "drain", "fleet.drain", positional=("host",))
 def drained(answer: Any) -> None:
     """Let a host take nothing new; what it runs goes on to its end."""

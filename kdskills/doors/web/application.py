@@ -31,6 +31,7 @@ from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import be_called, json_logs
 from kdskills.doors.web.entrance import (
+    METRICS,
     RETRY_S,
     Accounted,
     Authenticate,
@@ -41,7 +42,7 @@ from kdskills.doors.web.entrance import (
     response_of,
 )
 from kdskills.doors.web.events import Drain
-from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
+from kdskills.doors.web.resources import metrics, shape_error, site_routes, skill_routes, tools_router, work_routes
 from kdskills.doors.web.services import MESSAGE, ServiceProxy, service_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
@@ -176,11 +177,12 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
     app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
-    app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
+    paths = frozenset(f"/{path}" for path in mounted)
+    app.add_middleware(Accounted, drain=app.state.drain, telemetry=host.telemetry, mounted=paths)
     for kind in (KdskillsError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_api_route("/healthz", _healthz, include_in_schema=False)
-    app.add_api_route("/readyz", _readyz, include_in_schema=False)
+    for path, answer in (("/healthz", _healthz), ("/readyz", _readyz), (METRICS, metrics)):
+        app.add_api_route(path, answer, include_in_schema=False)
     for router in (skill_routes, work_routes, tools_router(host.operations.values())):
         app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
     app.router.routes.extend(site_routes())

@@ -47,11 +47,12 @@ from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput
 from kdskills.app.wire import json_text
 from kdskills.app.work import scope_of
 from kdskills.doors.web import events
-from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit, response_of
+from kdskills.doors.web.entrance import IDENTITY, PROBLEMS, Caller, Cursor, Limit, response_of
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.http")
 
+PROMETHEUS: Final = "text/plain; version=0.0.4"
 KEY: Final = "Repeating a call gives its first answer."
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200, description=KEY)]
 
@@ -158,6 +159,13 @@ def _add(router: APIRouter, operation: Operation) -> None:
         responses=PROBLEMS,
         tags=[operation.name.partition(".")[0]],
     )
+
+
+async def metrics(request: Request) -> Response:
+    """Answer with what is measured, in the text format of Prometheus."""
+    call = WebCall(request, request.scope[IDENTITY])
+    answer: Any = await call.host.invoke("metrics.show", {}, call.context)
+    return Response(answer.text, media_type=PROMETHEUS)
 
 
 def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:

@@ -116,13 +116,33 @@ async def test_what_waits_by_project(host: Host, bundle) -> None:
     assert await ask(host, identity=replace(ADMIN, project="nothing", door="console"))
 
 
+async def test_metrics_tell_what_waits_and_what_was_removed(host: Host) -> None:
+    """What is queued is told by state, with how long the oldest has been, whoever asks; what upkeep removes, by kind."""
+    await start(host)
+    await ask(host, "skills.start_job", skill_name="lone", session_id="s", steps=[{"name": "x", "command": "true"}])
+    task = (await host.work.client.work()).tables.tasks
+    earlier = task.update().values(created_at=micros(utc_now()) - 90_000_000)
+    (await host.work.client.work()).database.change(lambda link: link.execute(earlier))
+    assert "kdskills_retention" in host.telemetry.scraped.text()
+    await host.upkeep.collect()
+    text = (await ask(host, "metrics.show", ADMIN)).text
+    rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    for name, state, count in (("queue_depth", "queued", 1), ("queue_depth", "running", 0), ("jobs", "queued", 1)):
+        assert float(rows[f'kdskills_{name}{{state="{state}"}}']) == count
+    assert 90 <= float(rows["kdskills_queue_oldest_seconds"]) < 600
+    assert {name for name in rows if "retention" in name and "_total" in name} == {
+        f'kdskills_retention_removed_total{{kind="{kind}"}}' for kind in ("hold", "version")
+    }
+    assert "acme" not in text
+
+
 @pytest.mark.parametrize("scopes", [{"skills:read", "work:run", "work:read", "skills:write"}, set()])
-@pytest.mark.parametrize("name", ["fleet.show", "fleet.drain", "fleet.undrain", "fleet.evict"])
+@pytest.mark.parametrize("name", ["fleet.show", "metrics.show", "fleet.drain", "fleet.undrain", "fleet.evict"])
 async def test_it_is_for_administrators(host: Host, name: str, scopes: set[str]) -> None:
     """Nobody else learns what machines there are, nor stops them."""
     with pytest.raises(CallRefused) as refused:
         await ask(
-            host, name, replace(ADMIN, scopes=frozenset(scopes)), **({} if name == "fleet.show" else {"host": "x"})
+            host, name, replace(ADMIN, scopes=frozenset(scopes)), **({} if name.endswith(".show") else {"host": "x"})
         )
     assert refused.value.code == "scope_missing"
 
