@@ -29,7 +29,7 @@ from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutp
 from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
 from kdskills.app.operations.eval_results import EvalIterationOutput, EvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
-from kdskills.app.operations.fleet import DrainOutput, EvictOutput, FleetOutput, QuotaOutput
+from kdskills.app.operations.fleet import DrainOutput, EvictOutput, FleetOutput, MetricsOutput, QuotaOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
 from kdskills.app.operations.project_versions import DiffOutput, InspectOutput
@@ -390,6 +390,10 @@ class OperationCalls:
     ) -> EvictOutput: ...
     @overload
     async def call(
+        self, operation: Literal["metrics.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> MetricsOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["skills.activate"], *, emit: Emit | None = None, **arguments: Any
     ) -> ActivateOutput: ...
     @overload
@@ -618,6 +622,8 @@ class OperationCalls:
     def run(self, operation: Literal["fleet.drain", "fleet.undrain"], **arguments: Any) -> DrainOutput: ...
     @overload
     def run(self, operation: Literal["fleet.evict"], **arguments: Any) -> EvictOutput: ...
+    @overload
+    def run(self, operation: Literal["metrics.show"], **arguments: Any) -> MetricsOutput: ...
     @overload
     def run(self, operation: Literal["skills.activate"], **arguments: Any) -> ActivateOutput: ...
     @overload
