@@ -250,7 +250,7 @@ class DatabaseCheck:
                 asked(work.c.id, where=sa.and_(in_states(work, OPEN), work.c.finished_at.is_not(None))),
             )
             held = sa.and_(
-                in_states(work, ACTIVE), absent(tables.workers, (tables.workers.c.executor, work.c.executor))
+                in_states(work, sorted(ACTIVE)), absent(tables.workers, (tables.workers.c.executor, work.c.executor))
             )
             self.tell("held_by_nobody", asked(work.c.id, work.c.executor, where=held))
         lost_step = sa.and_(tasks.c.job_id.is_not(None), absent(jobs, (jobs.c.id, tasks.c.job_id)))
