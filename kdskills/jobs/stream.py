@@ -45,6 +45,12 @@ MOST: Final = MIB
 LINE: Final = 4096
 PLACES: Final = 256
 """Connections one worker serves at a time; more are closed unanswered."""
+_PROBES: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+ALIVE: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *((socket.IPPROTO_TCP, getattr(socket, name), number) for name, number in _PROBES if hasattr(socket, name)),
+)
+"""Whoever vanished without a word keeps no place for longer than two minutes, where the system has such probes."""
 DIAL_S: Final = 2.0
 ASK_S: Final = 5.0
 SEND_S: Final = 30.0
@@ -203,6 +209,9 @@ class HostStream:
         try:
             if len(self._open) < PLACES:
                 self._open.add(task)
+                peer = writer.get_extra_info("socket")
+                for level, option, number in ALIVE:
+                    peer.setsockopt(level, option, number)
                 await self._answer(reader, writer)
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever asked went away, said nothing in time or nothing that is a question
