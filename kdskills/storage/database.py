@@ -339,7 +339,7 @@ def _begin_sqlite(link: sa.Connection) -> None:
         raise kind(words, None, error) from error
 
 
-HEADS: Final = {"service": "service_0003", "work": "work_0005"}
+HEADS: Final = {"service": "service_0003", "work": "work_0006"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"

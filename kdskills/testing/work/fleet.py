@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ DISK_BYTES: Final = 48 * 2**20
 ROOM_BYTES: Final = 16 * 2**20
 PROGRAM_S: Final = (0.0, 0.1, 0.5, 1.0, 1.0)
 """Seconds that most programs take, by chance; others take twice a lease, so that they outlast that of a host cut off."""
+LISTENING: Final = {"fleet": {"listen": "127.0.0.1:0"}}
 _CHUNK: Final = 65536
 
 
@@ -113,7 +114,7 @@ class FleetReport:
         failed: Ids that ended in another way than promised, each with why.
         doubled: Names of programs that began more often than their task allows.
         missing: Names of programs of succeeded tasks that never began or ended.
-        unread: `(door, id)` of logs that did not tell what the program said, where doors were asked.
+        unread: `(door, id)` of logs of succeeded tasks that a door did not tell from the files of their host.
         seconds: How long it took.
     """
 
@@ -146,7 +147,7 @@ async def fleet(url: str, hosts: int, **jobs: Any) -> AsyncIterator[tuple[WorkLa
     given = {"lease_s": 5.0, "beat_s": 1.0, "room_bytes": ROOM_BYTES, "slots": 4} | jobs
     async with contextlib.AsyncExitStack() as ends:
         top = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-fleet-")))
-        door = WorkLab(top, url, host="door", **given)
+        door = WorkLab(top, url, host="door", engine_settings=LISTENING, **given)
         ends.push_async_callback(door.client.aclose)
         members = []
         for number in range(hosts):
@@ -156,7 +157,7 @@ async def fleet(url: str, hosts: int, **jobs: Any) -> AsyncIterator[tuple[WorkLa
             query = "&".join(filter(None, (parts.query, "connect_timeout=3")))
             own_url = urlunsplit(parts._replace(netloc=netloc, query=query))
             disk = _mounted(ends, top / f"state-h{number}") if number == hosts - 1 else None
-            lab = WorkLab(top, own_url, host=f"h{number}", **given)
+            lab = WorkLab(top, own_url, host=f"h{number}", engine_settings=LISTENING, **given)
             ends.push_async_callback(_end, lab)
             members.append(FleetHostLab(lab, path, disk))
         yield door, members
@@ -186,7 +187,6 @@ async def fleet_storm(
     pause_s: tuple[float, float] = (1.0, 4.0),
     seed: int = 6,
     deadline_s: float = 300.0,
-    read: Callable[[str, str], Coroutine[Any, Any, Sequence[str]]] | None = None,
 ) -> FleetReport:
     """Submit *rate* tasks a second for *seconds* while hosts come to harm, each at least once a kind, and count.
 
@@ -201,7 +201,6 @@ async def fleet_storm(
         pause_s: Between two deeds, at least and at most.
         seed: A storm with the same one does the same deeds.
         deadline_s: Seconds after the last submission until which everything must be over.
-        read: Asks every door for the log of a task, given its id and what it said, and returns the doors that did not know.
     """
     began, chance = time.monotonic(), random.Random(seed)  # noqa: S311 - a storm is repeatable, not secret
     report, names = FleetReport(), dict[str, str]()
@@ -224,14 +223,24 @@ async def fleet_storm(
     end = time.monotonic() + deadline_s
     heads = [await door.client.wait(TaskHead, door.scope, item, max(0.0, end - time.monotonic())) for item in names]
     begun, endings = door.ledger.begun(), {name for mark, name in door.ledger.lines() if mark == "e"}
+    for lab in (door, *(member.lab for member in members)):
+        report.unread += await _unread(lab, [head for head in heads if head.status == "succeeded"], names)
     supervisor.cancel()
     report.begun = sum(begun[name] for name in names.values())
     for head in heads:
         _judge(report, head, names[head.id], begun[names[head.id]], names[head.id] in endings)
-        if read is not None and head.status == "succeeded":
-            report.unread += [(place, head.id) for place in await read(head.id, f"log of {names[head.id]}")]
     report.seconds = time.monotonic() - began
     return report
+
+
+async def _unread(lab: WorkLab, heads: Sequence[TaskHead], names: dict[str, str]) -> list[tuple[str, str]]:
+    """Return (door, id) of those whose log cannot be read whole by a door, which the host of *lab* is here."""
+    unread = []
+    for head in heads:
+        piece = await lab.client.piece(head, "stdout", 0, _CHUNK)
+        if piece.elsewhere is not None or piece.log.data != f"log of {names[head.id]}\n".encode():
+            unread.append((lab.log.stem, head.id))
+    return unread
 
 
 def _judge(report: FleetReport, head: TaskHead, name: str, begun: int, ended: bool) -> None:
