@@ -150,7 +150,8 @@ class Retention:
         for task, sha256, size in link.execute(sa.select(named.task_id, named.sha256, named.size).where(*mine)):
             contents.setdefault(task, []).append((sha256, size))
         work: dict[str, HeavyWork] = {}
-        for table, kind in ((tables.jobs, "job"), (tables.tasks, "task")):
+        kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
+        for table, kind in kinds:
             own, column = (table.c.tenant == tenant, table.c.project == project), table.c
             printed = _printed(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
             job = column.job_id if kind == "task" else sa.null()

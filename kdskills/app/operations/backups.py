@@ -21,7 +21,7 @@ from kdskills.jobs.artifacts import ArtifactStore, open_blobs
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL
 from kdskills.jobs.records import WorkTables, in_states
-from kdskills.projects.records import PINS, PROJECTS, SKILLS, VERSIONS
+from kdskills.projects.records import AUDIT, PINS, PROJECTS, SKILLS, VERSIONS
 from kdskills.projects.service import VersionFolders
 from kdskills.storage.database import HEADS, Database, current_revisions, sqlite_file, utc_now
 
@@ -232,7 +232,7 @@ class DatabaseCheck:
         """Look at what tables say of one another; return the objects that artifacts name."""
         tables = WorkTables()
         tasks, jobs, artifacts = tables.tasks, tables.jobs, tables.artifacts
-        for table in (*tables.metadata.tables.values(), PROJECTS, SKILLS, VERSIONS, PINS, TOKENS):
+        for table in (*tables.metadata.tables.values(), PROJECTS, SKILLS, VERSIONS, PINS, AUDIT, TOKENS):
             self.rows += link.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
         def asked(*columns: Any, where: Any) -> Iterator[str]:
@@ -247,10 +247,10 @@ class DatabaseCheck:
             self.tell("over_without_time", asked(work.c.id, where=sa.and_(over, work.c.finished_at.is_(None))))
             self.tell(
                 "open_with_time",
-                asked(work.c.id, where=sa.and_(in_states(work, OPEN), work.c.finished_at.is_not(None))),
+                asked(work.c.id, where=sa.and_(in_states(work, sorted(OPEN)), work.c.finished_at.is_not(None))),
             )
             held = sa.and_(
-                in_states(work, ACTIVE), absent(tables.workers, (tables.workers.c.executor, work.c.executor))
+                in_states(work, sorted(ACTIVE)), absent(tables.workers, (tables.workers.c.executor, work.c.executor))
             )
             self.tell("held_by_nobody", asked(work.c.id, work.c.executor, where=held))
         lost_step = sa.and_(tasks.c.job_id.is_not(None), absent(jobs, (jobs.c.id, tasks.c.job_id)))
