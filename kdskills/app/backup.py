@@ -56,6 +56,8 @@ from kdskills.storage.database import (
     current_revisions,
     run_revisions,
     sqlite_file,
+    table_columns,
+    table_names,
     utc_now,
 )
 from kdskills.storage.folder import StorageFull, database_folder, state_folder, telling_full_disk
@@ -149,19 +151,6 @@ class _Stream(io.RawIOBase):
         piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
         buffer[: len(piece)] = piece
         return len(piece)
-
-
-def table_columns(link: sa.Connection, name: str) -> sa.Table:
-    """Return a table as the database has it, without its indexes."""
-    found_columns = sa.inspect(link).get_columns(name)
-    return sa.Table(name, sa.MetaData(), *(sa.Column(column["name"], column["type"]) for column in found_columns))
-
-
-def table_names(link: sa.Connection) -> list[str]:
-    """Return the tables of kdskills' own in a database, but that of its revisions, sorted."""
-    return sorted(
-        name for name in sa.inspect(link).get_table_names() if name.startswith("kd_") and name != "kd_alembic"
-    )
 
 
 class BackupMaker:

@@ -25,7 +25,7 @@ from hypothesis import given, settings, strategies
 from typer.main import get_command
 
 from kdskills.app import Host, Settings
-from kdskills.app.backup import Restorer, check_backup, table_columns, table_names
+from kdskills.app.backup import Restorer, check_backup
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
 from kdskills.doors.cli.main import build_cli
@@ -33,7 +33,7 @@ from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.model import Scope, TaskHead
 from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
-from kdskills.storage.database import Database
+from kdskills.storage.database import Database, table_columns, table_names
 from kdskills.testing.work import WorkLab, labs
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgres"))]
