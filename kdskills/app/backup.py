@@ -36,12 +36,12 @@ from kdskills.skills.private_files import make_folder, open_private, private_fol
 from kdskills.storage import backup_file
 from kdskills.storage.backup_file import (
     CHUNK,
+    BackupMember,
     BackupReader,
     BackupRefused,
     BackupWriter,
     DatabaseRows,
     Manifest,
-    Member,
     TableRows,
     member_name,
     new_backup,
@@ -56,6 +56,8 @@ from kdskills.storage.database import (
     current_revisions,
     run_revisions,
     sqlite_file,
+    table_columns,
+    table_names,
     utc_now,
 )
 from kdskills.storage.folder import StorageFull, database_folder, state_folder, telling_full_disk
@@ -151,19 +153,6 @@ class _Stream(io.RawIOBase):
         return len(piece)
 
 
-def table_columns(link: sa.Connection, name: str) -> sa.Table:
-    """Return a table as the database has it, without its indexes."""
-    found_columns = sa.inspect(link).get_columns(name)
-    return sa.Table(name, sa.MetaData(), *(sa.Column(column["name"], column["type"]) for column in found_columns))
-
-
-def table_names(link: sa.Connection) -> list[str]:
-    """Return the tables of kdskills' own in a database, but that of its revisions, sorted."""
-    return sorted(
-        name for name in sa.inspect(link).get_table_names() if name.startswith("kd_") and name != "kd_alembic"
-    )
-
-
 class BackupMaker:
     """Writes one backup."""
 
@@ -201,8 +190,10 @@ class BackupMaker:
         for table in table_names(link):
             tables[table] = self._keep_table(link, name, table_columns(link, table))
         if "kd_artifacts" in tables:
-            named = table_columns(link, "kd_artifacts").c
-            for row in link.execute(sa.select(named.project, named.sha256, named.size).distinct()):
+            artifact_columns = table_columns(link, "kd_artifacts").c
+            for row in link.execute(
+                sa.select(artifact_columns.project, artifact_columns.sha256, artifact_columns.size).distinct()
+            ):
                 objects.write(json.dumps(list(row)) + "\n")
         if "kd_skill_versions" in tables:
             column = VERSIONS.c
@@ -262,7 +253,7 @@ class BackupMaker:
                 folder = self._bridge.wait(self._folders.ensure(project, version_of_row(row, False, 0)))
                 self._folders.write(folder, scratch)
                 with scratch.open("rb") as source:
-                    self._out.add(Member(member, os.fstat(source.fileno()).st_size), source)
+                    self._out.add(BackupMember(member, os.fstat(source.fileno()).st_size), source)
             except (NotFound, VersionMissing, FileNotFoundError):  # collected since, or lost before
                 self._out.tell_missing(member)
             finally:
@@ -277,7 +268,7 @@ class BackupMaker:
 
     def _keep_object(self, project: str, sha256: str, size: int) -> bool:
         self._bridge.go_on()
-        member = Member(member_name("objects", blob_key(project, sha256)), size)
+        member = BackupMember(member_name("objects", blob_key(project, sha256)), size)
         chunks = self._store.read(project, sha256)
         try:
             with io.BufferedReader(_Stream(self._bridge, chunks), CHUNK) as source:
@@ -315,7 +306,7 @@ class BackupMaker:
             self._bridge.go_on()
             folders.sort()
             below = os.path.relpath(path, state)
-            self._out.add(Member(member_name("state", below) + "/", folder=True), io.BytesIO())
+            self._out.add(BackupMember(member_name("state", below) + "/", folder=True), io.BytesIO())
             links = [name for name in folders if stat.S_ISLNK(_mode(name, descriptor))]
             self._out.left_out += len(links)
             for name in sorted(files):
@@ -334,7 +325,9 @@ class BackupMaker:
             if not stat.S_ISREG(facts.st_mode):
                 self._out.left_out += 1
                 return
-            member = Member(member_name("state", path), facts.st_size, executable=bool(facts.st_mode & stat.S_IXUSR))
+            member = BackupMember(
+                member_name("state", path), facts.st_size, executable=bool(facts.st_mode & stat.S_IXUSR)
+            )
             if not self._out.add(member, source):
                 self._out.tell_missing(member.name)
 
@@ -371,7 +364,7 @@ class _TableSums:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], tuple[int, int, Any, int]] = {}
 
-    def visit(self, member: Member, stream: IO[bytes]) -> None:
+    def visit(self, member: BackupMember, stream: IO[bytes]) -> None:
         """Add a member's rows, if it has any. Raises BackupRefused."""
         if member.part != "tables":
             return
@@ -385,10 +378,14 @@ class _TableSums:
     def check(self, manifest: Manifest) -> None:
         """Raise BackupRefused when the manifest tells of other rows."""
         empty = (0, 0, hashlib.sha256(), 0)
-        told = {(name, table): rows for name, kept in manifest.databases.items() for table, rows in kept.tables.items()}
-        for key in {*told, *self._sums}:
+        told_rows = {
+            (name, table): rows
+            for name, kept_rows in manifest.databases.items()
+            for table, rows in kept_rows.tables.items()
+        }
+        for key in {*told_rows, *self._sums}:
             rows, size, digest, _ = self._sums.get(key, empty)
-            if key not in told or (told[key].rows, told[key].size, told[key].sha256) != (
+            if key not in told_rows or (told_rows[key].rows, told_rows[key].size, told_rows[key].sha256) != (
                 rows,
                 size,
                 digest.hexdigest(),
@@ -396,7 +393,7 @@ class _TableSums:
                 raise BackupRefused(f"the rows of {key[1]} are not those that the manifest tells of")
 
 
-def table_rows(member: Member, stream: IO[bytes]) -> tuple[str, str, int, bytes]:
+def table_rows(member: BackupMember, stream: IO[bytes]) -> tuple[str, str, int, bytes]:
     """Return database, table and number of a member of rows, and the rows as lines. Raises BackupRefused."""
     names = TABLE.fullmatch(member.name)
     if names is None or member.size > backup_file.MAX_ROWS:
@@ -427,9 +424,9 @@ def verified(source: IO[bytes]) -> Manifest:
     manifest = BackupReader(source).read(sums.visit)
     sums.check(manifest)
     revisions = {revision for rows in manifest.databases.values() for revision in rows.revisions}
-    known = {"_".join(file.stem.split("_")[:2]) for file in (MIGRATIONS / "versions").glob("*_*.py")}
-    if revisions - known:
-        words = ", ".join(sorted(revisions - known))[:200]
+    known_names = {"_".join(file.stem.split("_")[:2]) for file in (MIGRATIONS / "versions").glob("*_*.py")}
+    if revisions - known_names:
+        words = ", ".join(sorted(revisions - known_names))[:200]
         raise BackupRefused(f"the backup is of a newer kdskills, {manifest.version[:40]}: {words}", code="backup_newer")
     if set(manifest.databases) - {SERVICE, SESSIONS} or SERVICE not in manifest.databases:
         raise BackupRefused("the backup has other databases than any installation", code="backup_hostile")
@@ -464,19 +461,21 @@ class Restorer:
         database_folder(self.settings.work_database, self.settings.state_dir)
         state_folder(self.settings.state_dir)
         needed = sum(part.size for part in self.manifest.parts.values())
-        needed += sum(table.size for kept in self.manifest.databases.values() for table in kept.tables.values())
+        needed += sum(
+            table.size for kept_rows in self.manifest.databases.values() for table in kept_rows.tables.values()
+        )
         if shutil.disk_usage(self.settings.state_dir).free < needed:
             raise StorageFull(f"the backup unpacks to {needed} bytes, and there is not that much room", needed=needed)
         with self._alone():
-            again = self._staging.exists()
-            if not again:
+            second_try = self._staging.exists()
+            if not second_try:
                 self._require_no_files()
             steps = [
                 (name, Database(urls[name], label=f"the {name} database", role="restore"))
                 for name in self.manifest.databases
             ]
             try:
-                self._within(steps, {}, again=again)
+                self._within(steps, {}, second_try=second_try)
             except BaseException:  # raised again
                 self._undo()
                 raise
@@ -498,14 +497,14 @@ class Restorer:
     def _require_no_files(self) -> None:
         state = self.settings.state_dir
         names = (*PLACED, *(("artifacts",) if self.settings.artifacts is None else ()))
-        if taken := [name for name in names if os.path.lexists(state / name)]:
-            message = f"the state folder {state} has {', '.join(taken)} already: restore into one without, by the setting state_dir"
-            raise RestoreRefused(message, path=str(state), names=taken)
+        if taken_names := [name for name in names if os.path.lexists(state / name)]:
+            message = f"the state folder {state} has {', '.join(taken_names)} already: restore into one without, by the setting state_dir"
+            raise RestoreRefused(message, path=str(state), names=taken_names)
 
-    def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection], *, again: bool) -> None:
+    def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection], *, second_try: bool) -> None:
         """Open a transaction in each database, and fill all of them in the innermost; what fails takes all back."""
         if not steps:
-            if again:  # an earlier restore was killed before its rows were there: what it placed is nobody's
+            if second_try:  # an earlier restore was killed before its rows were there: what it placed is nobody's
                 self._clear()
             self._fill(links)
             return
@@ -515,30 +514,30 @@ class Restorer:
             if link.dialect.name == "postgresql":
                 link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
             self._prepare(name, link)
-            self._within(further, {**links, name: link}, again=again)
+            self._within(further, {**links, name: link}, second_try=second_try)
 
         database.change(change)
 
     def _prepare(self, name: str, link: sa.Connection) -> None:
         """See that a database is empty, and make its tables as those of the backup were. Raises RestoreRefused."""
-        kept = self.manifest.databases[name]
+        kept_rows = self.manifest.databases[name]
         names = table_names(link)
         full = [table for table in names if link.execute(sa.select(1).select_from(sa.table(table)).limit(1)).first()]
         present = current_revisions(link)
-        if full or (present and kept.revisions and present != frozenset(kept.revisions)):
+        if full or (present and kept_rows.revisions and present != frozenset(kept_rows.revisions)):
             why = f"has rows in {', '.join(full[:5])}" if full else "has tables of another version"
             raise RestoreRefused(f"the {name} database {why}: restore into an empty one, by its setting", tables=full)
         missing = MissingExtra("a database of kdskills' own", "jobs")
-        for revision in kept.revisions:
+        for revision in kept_rows.revisions:
             if revision not in present:
                 run_revisions(link, MIGRATIONS, revision, missing=missing)
-        known = set(table_names(link))
-        for table, rows in kept.tables.items():
+        known_names = set(table_names(link))
+        for table, rows in kept_rows.tables.items():
             self._tables[name, table] = target = (
-                table_columns(link, table) if table in known else sa.Table(table, sa.MetaData())
+                table_columns(link, table) if table in known_names else sa.Table(table, sa.MetaData())
             )
             if strange := set(rows.columns) - set(target.columns.keys()):
-                words = f"{table} with {', '.join(sorted(strange))[:200]}" if table in known else table[:80]
+                words = f"{table} with {', '.join(sorted(strange))[:200]}" if table in known_names else table[:80]
                 raise BackupRefused(
                     f"the backup has a table that this database has not: {words}", code="backup_unknown_table"
                 )
@@ -565,7 +564,7 @@ class Restorer:
                 (self._staging / name).rename(self.settings.state_dir / name)
                 self._moved.append(name)
 
-    def _visit(self, links: Mapping[str, sa.Connection], member: Member, stream: IO[bytes]) -> None:
+    def _visit(self, links: Mapping[str, sa.Connection], member: BackupMember, stream: IO[bytes]) -> None:
         self.bridge.go_on()
         try:
             if member.part == "tables":
@@ -580,7 +579,7 @@ class Restorer:
             words = f"the member {member.name[:200]} is in the way of another"
             raise BackupRefused(words, code="backup_hostile") from error
 
-    def _add_rows(self, links: Mapping[str, sa.Connection], member: Member, stream: IO[bytes]) -> None:
+    def _add_rows(self, links: Mapping[str, sa.Connection], member: BackupMember, stream: IO[bytes]) -> None:
         database, name, _, content = table_rows(member, stream)
         table, columns = self._tables[database, name], self.manifest.databases[database].tables[name].columns
         binary = {column.name for column in table.columns if isinstance(column.type, sa.LargeBinary)}
@@ -599,13 +598,13 @@ class Restorer:
             return
         for _, table in (key for key in self._tables if key[0] == name):
             for column in sa.inspect(link).get_pk_constraint(table)["constrained_columns"]:
-                known = sa.text("SELECT pg_get_serial_sequence(:name, :column)")
-                sequence = link.execute(known, {"name": table, "column": column}).scalar()
+                sequence_query = sa.text("SELECT pg_get_serial_sequence(:name, :column)")
+                sequence = link.execute(sequence_query, {"name": table, "column": column}).scalar()
                 if sequence is not None:
                     most = sa.select(sa.func.max(sa.column(column))).select_from(sa.table(table)).scalar_subquery()
                     link.execute(sa.select(sa.func.setval(sequence, sa.func.coalesce(most, 1), most.is_not(None))))
 
-    def _save_object(self, member: Member, stream: IO[bytes]) -> None:
+    def _save_object(self, member: BackupMember, stream: IO[bytes]) -> None:
         if not OBJECT.fullmatch(member.path):
             raise BackupRefused(f"the member {member.name[:200]} is no object", code="backup_hostile")
         file = self._staging / "object"
@@ -615,7 +614,7 @@ class Restorer:
             self._saved.append(member.path)
         file.unlink()
 
-    def _take_version(self, link: sa.Connection, member: Member, stream: IO[bytes]) -> None:
+    def _take_version(self, link: sa.Connection, member: BackupMember, stream: IO[bytes]) -> None:
         """Unpack an uploaded version as an upload is, within the same bounds, if a row names it."""
         names = VERSION.fullmatch(member.path)
         row = (
@@ -641,7 +640,7 @@ class Restorer:
         self.bridge.wait(self._folders.share(names[1], version, archive))
         archive.unlink()
 
-    def _write_file(self, member: Member, stream: IO[bytes]) -> None:
+    def _write_file(self, member: BackupMember, stream: IO[bytes]) -> None:
         path = self._staging / member.path
         if member.path.partition("/")[0] not in {*FOLDERS, *FILES}:
             raise BackupRefused(f"the member {member.name[:200]} is none of a state folder", code="backup_hostile")
@@ -692,7 +691,7 @@ async def restore_backup(
     bridge = _Bridge()
     with open_backup(path) as source:
         manifest = await bridge.run(lambda: verified(source))
-        kept_sessions = any("kd_sessions" in kept.tables for kept in manifest.databases.values())
+        kept_sessions = any("kd_sessions" in kept_rows.tables for kept_rows in manifest.databases.values())
         if kept_sessions and settings.session_store is not None:
             await make_sessions(settings.session_store)
         await bridge.run(lambda: Restorer(settings, bridge, source, manifest).restore())

@@ -58,10 +58,12 @@ def _printed(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
 
 def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
     """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
-    tasks, named = tables.tasks, tables.artifacts.c
+    tasks, columns = tables.tasks, tables.artifacts.c
     logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(_printed(tasks, log_bytes)))
-    of_tasks = named.task_id.is_not(None)
-    once = sa.select(named.tenant, named.project, named.sha256, named.size).where(of_tasks).distinct().subquery()
+    of_tasks = columns.task_id.is_not(None)
+    once = (
+        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
+    )
     contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
         once.c.tenant, once.c.project
     )
@@ -132,12 +134,12 @@ class Retention:
         """
         batch, going = self.work.settings.retention_batch, list[tuple[str, list[str]]]()
         tables, hosts = self.work.tables, sa.select(self.work.tables.workers.c.host)
-        known = set(link.execute(hosts).scalars()) - {self.work.host}
+        other_hosts = set(link.execute(hosts).scalars()) - {self.work.host}
         for (tenant, project), used in project_bytes(link, tables, self.work.settings.log_bytes).items():
             if used <= self.work.settings.keep_bytes_per_project:
                 continue
             for item in self._beyond(link, tenant, project):
-                if item.host in known:
+                if item.host in other_hosts:
                     continue
                 if not going or going[-1][0] != item.kind or len(going[-1][1]) >= batch:
                     going.append((item.kind, []))
@@ -148,30 +150,30 @@ class Retention:
         """Return work of a project that is over and does not fit into its bytes with all that ended later, the first first."""
         tables, most = self.work.tables, self.work.settings.keep_bytes_per_project
         contents: dict[str, list[tuple[str, int]]] = {}
-        named = tables.artifacts.c
-        mine = (named.tenant == tenant, named.project == project, named.task_id.is_not(None))
-        for task, sha256, size in link.execute(sa.select(named.task_id, named.sha256, named.size).where(*mine)):
+        columns = tables.artifacts.c
+        mine = (columns.tenant == tenant, columns.project == project, columns.task_id.is_not(None))
+        for task, sha256, size in link.execute(sa.select(columns.task_id, columns.sha256, columns.size).where(*mine)):
             contents.setdefault(task, []).append((sha256, size))
         work: dict[str, HeavyWork] = {}
         kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
         for table, kind in kinds:
-            own, column = (table.c.tenant == tenant, table.c.project == project), table.c
+            whose, column = (table.c.tenant == tenant, table.c.project == project), table.c
             printed = _printed(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
             job = column.job_id if kind == "task" else sa.null()
-            query = sa.select(column.id, column.status, column.host, column.finished_at, job, printed).where(*own)
+            query = sa.select(column.id, column.status, column.host, column.finished_at, job, printed).where(*whose)
             for item, status, host, finished_at, job_id, size in link.execute(query):
-                whole = work.setdefault(
+                heavy = work.setdefault(
                     job_id or item, HeavyWork(kind, item, host, status in TERMINAL, finished_at or 0, 0, [])
                 )
-                whole.printed += int(size)
-                whole.contents += contents.get(item, [])
-        total, held, beyond = 0, set[str](), list[HeavyWork]()
-        for whole in sorted(work.values(), key=lambda item: (not item.over, item.finished_at, item.id), reverse=True):
-            fresh = dict(whole.contents)
-            total += whole.printed + sum(size for sha256, size in fresh.items() if sha256 not in held)
-            held |= fresh.keys()
-            if whole.over and total > most:
-                beyond.append(whole)
+                heavy.printed += int(size)
+                heavy.contents += contents.get(item, [])
+        total, digests, beyond = 0, set[str](), list[HeavyWork]()
+        for heavy in sorted(work.values(), key=lambda item: (not item.over, item.finished_at, item.id), reverse=True):
+            fresh = dict(heavy.contents)
+            total += heavy.printed + sum(size for sha256, size in fresh.items() if sha256 not in digests)
+            digests |= fresh.keys()
+            if heavy.over and total > most:
+                beyond.append(heavy)
         return beyond[::-1]
 
     async def _forget(self, kind: str, items: list[str]) -> None:

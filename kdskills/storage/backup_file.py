@@ -108,7 +108,7 @@ class Manifest(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class BackupMember:
     """One member: its name as it stands in the archive, its bytes, and whether it is a folder, or may be executed."""
 
     name: str
@@ -159,7 +159,7 @@ class BackupWriter:
         if self.missing_count <= MAX_TOLD:
             self.missing.append(name[:MAX_NAME])
 
-    def add(self, member: Member, source: IO[bytes], *, sha256: str | None = None) -> bool:
+    def add(self, member: BackupMember, source: IO[bytes], *, sha256: str | None = None) -> bool:
         """Write a member's bytes; False, and nothing, when *source* has fewer than it shall have, or not those of *sha256*.
 
         Raises StorageFull, and as reading *source*; nothing is written then either.
@@ -189,12 +189,12 @@ class BackupWriter:
 
     def add_bytes(self, name: str, content: bytes) -> None:
         """Write a member whose bytes are at hand."""
-        self.add(Member(name, len(content)), io.BytesIO(content))
+        self.add(BackupMember(name, len(content)), io.BytesIO(content))
 
-    def _count(self, member: Member, sha256: str) -> None:
+    def _count(self, member: BackupMember, sha256: str) -> None:
         if member.part not in {MANIFEST, DIGEST}:
             self._members += 1
-            self._parts[member.part] = _more(self._parts.get(member.part), member)
+            self._parts[member.part] = _counted(self._parts.get(member.part), member)
             self._lines.append(index_line(member, sha256))
             if len(self._lines) >= INDEXED:
                 self._index()
@@ -230,12 +230,12 @@ class BackupWriter:
         return manifest
 
 
-def _more(count: PartCount | None, member: Member) -> PartCount:
+def _counted(count: PartCount | None, member: BackupMember) -> PartCount:
     before = count or PartCount()
     return PartCount(count=before.count + (not member.folder), size=before.size + member.size)
 
 
-def index_line(member: Member, sha256: str) -> str:
+def index_line(member: BackupMember, sha256: str) -> str:
     """Return what an index says of a member."""
     return json.dumps([member.name, member.size, sha256], separators=(",", ":")) + "\n"
 
@@ -286,7 +286,7 @@ class BackupReader:
     def __init__(self, source: IO[bytes]) -> None:
         self._source = source
 
-    def read(self, visit: Callable[[Member, IO[bytes]], None] | None = None) -> Manifest:
+    def read(self, visit: Callable[[BackupMember, IO[bytes]], None] | None = None) -> Manifest:
         """Call *visit* with each member but indexes and the manifest, and return the manifest once all of it is right.
 
         What was visited is proven only when this returns: indexes and manifest stand after what they tell of.
@@ -310,7 +310,7 @@ class BackupReader:
             if len(lines) >= INDEXED:
                 raise BackupRefused(f"the backup has no index before {member.name}")
             members += 1
-            parts[member.part] = _more(parts.get(member.part), member)
+            parts[member.part] = _counted(parts.get(member.part), member)
             lines.append(index_line(member, self._visited(member, visit)))
         manifest = self._manifest(member)
         if lines or (manifest.members, manifest.index_sha256) != (members, index_digest.hexdigest()):
@@ -319,7 +319,7 @@ class BackupReader:
             raise BackupRefused("the backup's manifest counts other members than it has")
         return manifest
 
-    def _header(self) -> Member:
+    def _header(self) -> BackupMember:
         block = self._exactly(BLOCK)
         head, name, size = block, _text(block[:100]), _number(block[124:136])
         if block[156:157] == tarfile.GNUTYPE_LONGNAME:
@@ -330,14 +330,14 @@ class BackupReader:
             head += padded + block
             name, size = _text(padded[:size]), _number(block[124:136])
         folder = block[156:157] == tarfile.DIRTYPE
-        member = Member(name, size, folder, block[100:108] == EXECUTABLE and not folder)
+        member = BackupMember(name, size, folder, block[100:108] == EXECUTABLE and not folder)
         if size < 0 or (folder and size) or member.header() != head:  # whatever else a header says, it is no backup's
             raise BackupRefused(f"the member {name[:200]!r} has a header that no backup has", member=name[:200])
         if name not in {MANIFEST, DIGEST}:
             check_name(member)
         return member
 
-    def _visited(self, member: Member, visit: Callable[[Member, IO[bytes]], None] | None) -> str:
+    def _visited(self, member: BackupMember, visit: Callable[[BackupMember, IO[bytes]], None] | None) -> str:
         """Let a member be read, and return its digest."""
         piece = _Piece(self._source, member.size)
         with io.BufferedReader(piece, max(1, min(member.size, CHUNK))) as stream:
@@ -351,14 +351,14 @@ class BackupReader:
             raise BackupRefused(f"the member {member.name[:200]} is not what its name says", member=member.name[:200])
         return digest
 
-    def _small(self, member: Member, most: int) -> bytes:
+    def _small(self, member: BackupMember, most: int) -> bytes:
         if member.size > most or member.folder:
             raise BackupRefused(f"the member {member.name[:200]} is larger than any backup's", member=member.name[:200])
         content = self._exactly(member.size)
         self._padding(member)
         return content
 
-    def _padding(self, member: Member) -> None:
+    def _padding(self, member: BackupMember) -> None:
         if any(self._exactly(-member.size % BLOCK)):
             raise BackupRefused(f"after {member.name[:200]} stand bytes that belong to nothing")
 
@@ -368,7 +368,7 @@ class BackupReader:
             raise BackupRefused("the backup ends too early: it is not whole")
         return content
 
-    def _manifest(self, member: Member) -> Manifest:
+    def _manifest(self, member: BackupMember) -> Manifest:
         content = self._small(member, MAX_MANIFEST)
         last = self._header()
         digest = self._small(last, 200)
@@ -377,16 +377,20 @@ class BackupReader:
         if self._source.read(len(END) + 1) != END:
             raise BackupRefused("the backup does not end where its manifest does")
         try:
-            told = json.loads(content)
-            if isinstance(told, dict) and isinstance(told.get("format"), int) and told["format"] > FORMAT:
-                message = f"the backup has format {told['format']}, and this version of kdskills reads {FORMAT}: use a newer one"
+            told_text = json.loads(content)
+            if (
+                isinstance(told_text, dict)
+                and isinstance(told_text.get("format"), int)
+                and told_text["format"] > FORMAT
+            ):
+                message = f"the backup has format {told_text['format']}, and this version of kdskills reads {FORMAT}: use a newer one"
                 raise BackupRefused(message, code="backup_newer")
-            return Manifest.model_validate(told)
+            return Manifest.model_validate(told_text)
         except (ValueError, RecursionError, ValidationError) as error:
             raise BackupRefused("the backup's manifest is not understood") from error
 
 
-def check_name(member: Member) -> None:
+def check_name(member: BackupMember) -> None:
     """Refuse a name that is none of a backup's, or could lead out of where it is put. Raises BackupRefused."""
     parts = [os.fsdecode(unquote_to_bytes(part)) for part in member.name.rstrip("/").split("/")]
     unsafe = any(part in {"", ".", ".."} or "/" in part or "\0" in part for part in parts)
@@ -398,9 +402,9 @@ def check_name(member: Member) -> None:
 
 def _differing(content: bytes, lines: list[str]) -> str:
     """Return which member is not what the index says."""
-    told = content.decode("ascii", "replace").splitlines(keepends=True)
+    told_text = content.decode("ascii", "replace").splitlines(keepends=True)
     for number, line in enumerate(lines):
-        if number >= len(told) or told[number] != line:
+        if number >= len(told_text) or told_text[number] != line:
             return f"the member {json.loads(line)[0][:200]} is not what was written"
     return "the backup's index tells of other members than it has"
 

@@ -376,3 +376,14 @@ def current_revisions(link: sa.Connection) -> frozenset[str]:
     if not sa.inspect(link).has_table(VERSIONS):
         return frozenset()
     return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant
+
+
+def table_columns(link: sa.Connection, name: str) -> sa.Table:
+    """Return a table as the database has it, without its indexes."""
+    found_columns = sa.inspect(link).get_columns(name)
+    return sa.Table(name, sa.MetaData(), *(sa.Column(column["name"], column["type"]) for column in found_columns))
+
+
+def table_names(link: sa.Connection) -> list[str]:
+    """Return the tables of kdskills' own in a database, but that of its revisions, sorted."""
+    return sorted(name for name in sa.inspect(link).get_table_names() if name.startswith("kd_") and name != VERSIONS)

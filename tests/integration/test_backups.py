@@ -25,15 +25,15 @@ from hypothesis import given, settings, strategies
 from typer.main import get_command
 
 from kdskills.app import Host, Settings
-from kdskills.app.backup import Restorer, check_backup, table_columns, table_names
+from kdskills.app.backup import Restorer, check_backup
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.model import Scope, TaskHead
-from kdskills.storage.backup_file import BackupReader, BackupRefused, BackupWriter, DatabaseRows, Member
-from kdskills.storage.database import Database
+from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
+from kdskills.storage.database import Database, table_columns, table_names
 from kdskills.testing.work import WorkLab, labs
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgres"))]
@@ -403,7 +403,7 @@ def test_a_byte_that_differs_is_refused(small, drawn):
 
 def forged(small: Path, path: Path, change) -> Path:
     """Write a backup as *small* with every digest right, of members and a manifest that *change* made of its own."""
-    members: list[tuple[Member, bytes]] = []
+    members: list[tuple[BackupMember, bytes]] = []
     with small.open("rb") as source:
         manifest = BackupReader(source).read(lambda member, stream: members.append((member, stream.read())))
     kept = {"databases": {name: rows.model_dump() for name, rows in manifest.databases.items()}}
@@ -419,7 +419,7 @@ def forged(small: Path, path: Path, change) -> Path:
 
 def more(name: str, content: bytes = b"x", **facts: bool):
     """Return a change that adds a member."""
-    return lambda members, service: [*members, (Member(name, len(content), **facts), content)]
+    return lambda members, service: [*members, (BackupMember(name, len(content), **facts), content)]
 
 
 def unknown_table(members, service):
@@ -427,7 +427,7 @@ def unknown_table(members, service):
     row = b"[1]\n"
     service["tables"]["kd_evil"] = {"columns": ["a"], "rows": 1, "size": 4, "sha256": hashlib.sha256(row).hexdigest()}
     packed = gzip.compress(row)
-    return [*members, (Member("tables/service/kd_evil/000001.jsonl.gz", len(packed)), packed)]
+    return [*members, (BackupMember("tables/service/kd_evil/000001.jsonl.gz", len(packed)), packed)]
 
 
 def unknown_column(members, service):
@@ -438,14 +438,14 @@ def unknown_column(members, service):
 def bomb(members, service):
     """Add rows that unpack to a thousand times their size."""
     packed = gzip.compress(bytes(80 * 1024 * 1024))
-    return [*members, (Member("tables/service/kd_evil/000001.jsonl.gz", len(packed)), packed)]
+    return [*members, (BackupMember("tables/service/kd_evil/000001.jsonl.gz", len(packed)), packed)]
 
 
 def other_version(members, service):
     """Give a version the archive of another."""
     place = next(number for number, (member, _) in enumerate(members) if member.part == "versions")
     content = skill_archive(SCRATCH[0], body="Evil.").read_bytes()
-    members[place] = (Member(members[place][0].name, len(content)), content)
+    members[place] = (BackupMember(members[place][0].name, len(content)), content)
     return members
 
 

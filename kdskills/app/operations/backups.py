@@ -21,7 +21,7 @@ from kdskills.jobs.artifacts import ArtifactStore, open_blobs
 from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL
 from kdskills.jobs.records import WorkTables, in_states
-from kdskills.projects.records import PINS, PROJECTS, SKILLS, VERSIONS
+from kdskills.projects.records import AUDIT, PINS, PROJECTS, SKILLS, VERSIONS
 from kdskills.projects.service import VersionFolders
 from kdskills.storage.database import HEADS, Database, current_revisions, sqlite_file, utc_now
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kdskills.app.settings import Settings
     from kdskills.storage.backup_file import Manifest
 
-NAMED: Final = 20
+MAX_EXAMPLES: Final = 20
 """Rows that a finding names; all are counted."""
 
 
@@ -78,14 +78,14 @@ class BackupOutput(Output):
     restored: bool = False
 
 
-def _told(path: Path, manifest: Manifest, *, restored: bool = False) -> BackupOutput:
-    kept = manifest.databases.values()
+def _answer(path: Path, manifest: Manifest, *, restored: bool = False) -> BackupOutput:
+    kept_rows = manifest.databases.values()
     return BackupOutput.of(
         manifest,
         path=str(path.absolute()),
         size=path.stat().st_size,
-        revisions=sorted({revision for database in kept for revision in database.revisions}),
-        rows=sum(table.rows for database in kept for table in database.tables.values()),
+        revisions=sorted({revision for database in kept_rows for revision in database.revisions}),
+        rows=sum(table.rows for database in kept_rows for table in database.tables.values()),
         objects=manifest.parts["objects"].count,
         versions=manifest.parts["versions"].count,
         files=manifest.parts["state"].count,
@@ -101,20 +101,20 @@ async def create_backup(settings: Settings, version: str, arguments: BackupInput
         path /= f"kdskills-{utc_now():%Y-%m-%dT%H%M%SZ}.tar"
     if not path.parent.is_dir():
         raise BadRequest(f"{path.parent} is not a folder", code="path_missing", path=str(path.parent))
-    return _told(path, await make_backup(settings, version, path))
+    return _answer(path, await make_backup(settings, version, path))
 
 
 async def restore(host: Host, settings: Settings, arguments: RestoreInput) -> BackupOutput:
     """Put a backup in place where nothing is, or see that it could be."""
     if arguments.check:
-        return _told(arguments.path, await asyncio.to_thread(check_backup, arguments.path))
+        return _answer(arguments.path, await asyncio.to_thread(check_backup, arguments.path))
 
     async def make_sessions(url: str) -> None:
         store = await asyncio.to_thread(host.session_store, url)
         await store.get("restore")
 
     manifest = await restore_backup(settings, arguments.path, make_sessions=make_sessions)
-    return _told(arguments.path, manifest, restored=True)
+    return _answer(arguments.path, manifest, restored=True)
 
 
 class CheckDatabaseInput(Input):
@@ -208,14 +208,14 @@ class DatabaseCheck:
 
     def tell(self, code: str, examples: Iterator[str] | Sequence[str]) -> None:
         """Note a finding, if there is any example of it."""
-        count, named = 0, []
+        count, named_objects = 0, []
         for example in examples:
             count += 1
-            named += [example[:300]] if count <= NAMED else []
+            named_objects += [example[:300]] if count <= MAX_EXAMPLES else []
         if count:
             message, cure = RULES[code]
             self.findings.append(
-                DatabaseFinding(code=code, message=message, count=count, examples=tuple(named), cure=cure)
+                DatabaseFinding(code=code, message=message, count=count, examples=tuple(named_objects), cure=cure)
             )
 
     def revisions(self, link: sa.Connection) -> tuple[tuple[str, ...], bool]:
@@ -232,47 +232,54 @@ class DatabaseCheck:
         """Look at what tables say of one another; return the objects that artifacts name."""
         tables = WorkTables()
         tasks, jobs, artifacts = tables.tasks, tables.jobs, tables.artifacts
-        for table in (*tables.metadata.tables.values(), PROJECTS, SKILLS, VERSIONS, PINS, TOKENS):
+        for table in (*tables.metadata.tables.values(), PROJECTS, SKILLS, VERSIONS, PINS, AUDIT, TOKENS):
             self.rows += link.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
 
-        def asked(*columns: Any, where: Any) -> Iterator[str]:
+        def rows_where(*columns: Any, where: Any) -> Iterator[str]:
             for row in link.execute(sa.select(*columns).where(where)):
                 yield " ".join("" if part is None else str(part) for part in row)
 
         def absent(table: sa.Table, *pairs: tuple[Any, Any]) -> Any:
-            return ~sa.exists(sa.select(1).select_from(table).where(*(own == other for own, other in pairs)))
+            return ~sa.exists(
+                sa.select(1)
+                .select_from(table)
+                .where(*(own_column == other_column for own_column, other_column in pairs))
+            )
 
         for work in (tasks, jobs):
             over = in_states(work, sorted(TERMINAL))
-            self.tell("over_without_time", asked(work.c.id, where=sa.and_(over, work.c.finished_at.is_(None))))
+            self.tell("over_without_time", rows_where(work.c.id, where=sa.and_(over, work.c.finished_at.is_(None))))
             self.tell(
                 "open_with_time",
-                asked(work.c.id, where=sa.and_(in_states(work, OPEN), work.c.finished_at.is_not(None))),
+                rows_where(work.c.id, where=sa.and_(in_states(work, sorted(OPEN)), work.c.finished_at.is_not(None))),
             )
-            held = sa.and_(
+            held_rows = sa.and_(
                 in_states(work, sorted(ACTIVE)), absent(tables.workers, (tables.workers.c.executor, work.c.executor))
             )
-            self.tell("held_by_nobody", asked(work.c.id, work.c.executor, where=held))
+            self.tell("held_by_nobody", rows_where(work.c.id, work.c.executor, where=held_rows))
         lost_step = sa.and_(tasks.c.job_id.is_not(None), absent(jobs, (jobs.c.id, tasks.c.job_id)))
-        self.tell("step_without_job", asked(tasks.c.id, tasks.c.job_id, where=lost_step))
+        self.tell("step_without_job", rows_where(tasks.c.id, tasks.c.job_id, where=lost_step))
         lost_artifact = sa.and_(artifacts.c.task_id.is_not(None), absent(tasks, (tasks.c.id, artifacts.c.task_id)))
-        self.tell("artifact_without_task", asked(artifacts.c.id, artifacts.c.task_id, where=lost_artifact))
+        self.tell("artifact_without_task", rows_where(artifacts.c.id, artifacts.c.task_id, where=lost_artifact))
         self.tell("artifact_not_listed", self._unlisted(link, tasks, artifacts))
         same_project = (PROJECTS.c.project, SKILLS.c.project)
-        self.tell("skill_without_project", asked(SKILLS.c.project, SKILLS.c.name, where=absent(PROJECTS, same_project)))
+        self.tell(
+            "skill_without_project", rows_where(SKILLS.c.project, SKILLS.c.name, where=absent(PROJECTS, same_project))
+        )
         same_skill = ((SKILLS.c.project, VERSIONS.c.project), (SKILLS.c.name, VERSIONS.c.name))
         key = (VERSIONS.c.project, VERSIONS.c.name, VERSIONS.c.version)
-        self.tell("version_without_skill", asked(*key, where=absent(SKILLS, *same_skill)))
+        self.tell("version_without_skill", rows_where(*key, where=absent(SKILLS, *same_skill)))
         used = sa.and_(
             SKILLS.c.active.is_not(None), absent(VERSIONS, *same_skill, (VERSIONS.c.version, SKILLS.c.active))
         )
-        self.tell("active_version_missing", asked(SKILLS.c.project, SKILLS.c.name, SKILLS.c.active, where=used))
+        self.tell("active_version_missing", rows_where(SKILLS.c.project, SKILLS.c.name, SKILLS.c.active, where=used))
         pinned = [(VERSIONS.c[name], PINS.c[name]) for name in ("project", "name", "version")]
         self.tell(
-            "pin_without_version", asked(PINS.c.holder, PINS.c.name, PINS.c.version, where=absent(VERSIONS, *pinned))
+            "pin_without_version",
+            rows_where(PINS.c.holder, PINS.c.name, PINS.c.version, where=absent(VERSIONS, *pinned)),
         )
         owner = (PROJECTS.c.project, TOKENS.c.project)
-        self.tell("token_without_project", asked(TOKENS.c.id, TOKENS.c.project, where=absent(PROJECTS, owner)))
+        self.tell("token_without_project", rows_where(TOKENS.c.id, TOKENS.c.project, where=absent(PROJECTS, owner)))
         self._folders(link, tasks)
         objects = sa.select(artifacts.c.project, artifacts.c.sha256, artifacts.c.size).distinct()
         return [(project, sha256, size) for project, sha256, size in link.execute(objects)]
@@ -298,18 +305,18 @@ class DatabaseCheck:
         places = VersionFolders(self.settings.state_dir)
         if self.settings.artifacts is None:  # else another machine may have the files, and the shared storage has them
             self.tell("version_files_missing", (" ".join(row) for row in versions if not places.folder(*row).is_dir()))
-        known = set(link.execute(sa.select(tasks.c.id)).scalars())
+        known_tasks = set(link.execute(sa.select(tasks.c.id)).scalars())
         runs = Attempts(self.settings.state_dir).tasks()
-        self.tell("folder_without_task", [item for item in runs if item not in known])
+        self.tell("folder_without_task", [item for item in runs if item not in known_tasks])
 
-    async def objects(self, named: Sequence[tuple[str, str, int]]) -> None:
+    async def objects(self, named_objects: Sequence[tuple[str, str, int]]) -> None:
         """Ask the store for every object."""
         store = ArtifactStore(open_blobs(self.settings.artifacts or str(self.settings.state_dir)))
-        sizes = [(row, await store.size(row[0], row[1])) for row in named]
+        sizes = [(row, await store.size(row[0], row[1])) for row in named_objects]
         await store.aclose()
-        words = [(f"{project} {sha256}", wanted, size) for (project, sha256, wanted), size in sizes]
+        words = [(f"{project} {sha256}", told_size, size) for (project, sha256, told_size), size in sizes]
         self.tell("artifact_bytes_missing", [word for word, _, size in words if size is None])
-        self.tell("artifact_size_differs", [word for word, wanted, size in words if size not in {None, wanted}])
+        self.tell("artifact_size_differs", [word for word, told_size, size in words if size not in {None, told_size}])
 
 
 async def check_database(settings: Settings, arguments: CheckDatabaseInput) -> CheckDatabaseOutput:
@@ -327,9 +334,9 @@ async def check_database(settings: Settings, arguments: CheckDatabaseInput) -> C
         with closing(Database(settings.work_database, label="the service's database")) as database:
             return database.snapshot(ask)
 
-    revisions, named = await asyncio.to_thread(look)
+    revisions, named_objects = await asyncio.to_thread(look)
     if arguments.objects:
-        await check.objects(named)
+        await check.objects(named_objects)
     return CheckDatabaseOutput(
         ok=not check.findings, revisions=revisions, rows=check.rows, findings=tuple(check.findings)
     )

@@ -62,6 +62,14 @@ async def job_done(lab, spec):
     return over
 
 
+async def test_what_printed_nothing_leaves_no_folder(lab):
+    """The folder of a task without output is gone once it is over, and its log is empty all the same; others keep theirs."""
+    quiet, loud = await done(lab, lab.task("true")), await done(lab, lab.task("echo hi"))
+    await lab.until(lambda: [path.name for path in (lab.settings.state_dir / "runs").iterdir()] == [loud.id])
+    pieces = [await lab.client.piece(head, "stdout", 0, 100) for head in (quiet, loud)]
+    assert [(piece.data, piece.total, piece.truncated) for piece in pieces] == [(b"", 0, False), (b"hi\n", 3, False)]
+
+
 def step(name, script, *needs, **more):
     """Return a step that runs *script*."""
     return StepSpec(name=name, command=Command(argv=("/bin/sh", "-c", script), timeout_s=60), needs=needs, **more)
