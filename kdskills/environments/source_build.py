@@ -23,8 +23,10 @@ def unpacked(archive: Path) -> Path:
     """Unpack a source distribution and return its folder."""
     folder = archive.parent / "source"
     with tarfile.open(archive, "r:gz") as tar:
-        # Debian 12's Python, 3.11.2, has no filters; this runs behind the wall, where nothing outside can be overwritten.
-        tar.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # noqa: S202
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+        else:  # Debian 12's Python, 3.11.2; this runs behind the wall, where nothing outside can be overwritten
+            tar.extractall(folder)  # noqa: S202
     (top,) = folder.iterdir()
     return top
 
