@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,55 @@ def test_the_proxy(secret: Path, tmp_path: Path) -> None:
     assert f"client_body_timeout {settings.body_timeout_s:.0f}s;" in text
     assert f"client_header_timeout {settings.header_timeout_s:.0f}s;" in text
     assert int(re.findall(r"proxy_read_timeout (\d+)s", text)[0]) > settings.jobs.watch_timeout_s
+
+
+@pytest.mark.needs("deploy")
+def test_the_proxy_carries_to_a_door(secret: Path, tmp_path: Path, free_port: Callable[[], int]) -> None:
+    """Over TLS a door answers to the name of its settings alone, and hears the client's address, not what the client says."""
+    door, port = free_port(), free_port()
+    conf = re.sub(r"door-[ab]:8765", f"127.0.0.1:{door}", read("proxy/kdskills.conf")).replace(
+        "/run/secrets", str(secret)
+    )
+    conf = conf.replace("listen 8443", f"listen 127.0.0.1:{port}")
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off;\npid {tmp_path}/pid;\nevents {{}}\nhttp {{\naccess_log off;\n{conf}\n}}\n"
+    )
+    variables = os.environ | {
+        "KDSKILLS_STATE_DIR": str(tmp_path / "state"),
+        "KDSKILLS_HOST_NAMES": '["skills.example"]',
+    }
+    kdskills = Path(sys.executable).parent / "kdskills"
+    archive = tmp_path / "brief.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("brief/SKILL.md", "---\nname: brief\ndescription: Makes pages.\n---\nRead.\n")
+
+    def ask(path: str, *words: object, name: str = "skills.example") -> str:
+        to = ("--resolve", f"{name}:{port}:127.0.0.1", "--interface", "127.0.0.2", "--noproxy", "*")
+        trusted = ("--cacert", secret / "tls.crt") if name == "skills.example" else ("--insecure",)
+        retry = ("--retry", 60, "--retry-delay", 1, "--retry-all-errors")
+        return run(
+            "curl", "-sS", *to, *trusted, *words, *(retry if "-f" in words else ()), f"https://{name}:{port}{path}"
+        ).stdout
+
+    programs = [
+        subprocess.Popen(
+            [kdskills, "serve", "--listen", f"127.0.0.1:{door}"], env=variables, stderr=subprocess.DEVNULL
+        ),
+        subprocess.Popen(["nginx", "-p", tmp_path, "-c", tmp_path / "nginx.conf", "-e", tmp_path / "error.log"]),
+    ]
+    try:
+        assert ask("/healthz", "-f") == '{"status":"ok"}'
+        assert '"code":"host_refused"' in ask("/healthz", name="other.example")
+        token = (tmp_path / "state" / "first-token").read_text().strip()
+        headers = ("-H", f"Authorization: Bearer {token}", "-H", "X-Forwarded-For: 203.0.113.9")
+        assert '"created":true' in ask("/projects/local/skills:upload", *headers, "-F", f"file=@{archive}")
+        told = ask("/projects/local/tools/audit_log.list", *headers, "--json", "{}")
+    finally:
+        for program in reversed(programs):
+            program.terminate()
+            program.wait(60)
+    assert "127.0.0.2" in told
+    assert "203.0.113.9" not in told
 
 
 def test_the_dockerfile() -> None:

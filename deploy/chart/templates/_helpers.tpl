@@ -58,7 +58,7 @@ volumeMounts:
 {{- end }}
 
 {{- define "kdskills.home" -}}
-{{ ternary "/var/lib/kdskills" "/home/kdskills" .Values.landlock }}
+{{ ternary "/var/lib/kdskills" "/srv/kdskills" .Values.landlock }}
 {{- end }}
 
 {{- define "kdskills.volumes" -}}
