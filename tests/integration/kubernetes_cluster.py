@@ -42,6 +42,13 @@ IMAGE = f"registry.example/kdskills@sha256:{'5a' * 32}"
 VERSION = "1.31"
 START = Path(__file__).with_name("kubernetes_start.py")
 JOIN = 'for f in $0; do echo $$ > "$f/cgroup.procs"; done; exec "$@"'
+NETWORK = b"""link add eth0 type veth peer name veth1
+address add 10.42.0.7/24 dev eth0
+link set eth0 up
+link set veth1 up
+link set lo up
+route add default via 10.42.0.1
+"""
 TOKEN = "kdskills-token-of-the-stand-in"
 
 
@@ -299,7 +306,8 @@ class FakeCluster:
         os.close(write)
         told = await asyncio.to_thread(_read_all, read)
         pod.first, pod.container = json.loads(told)["child-pid"] if told else 0, name
-        await self._connect(pod)
+        if name == "program":
+            await self._connect(pod)
         pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
         pod.status["phase"] = "Pending" if name == "delivery" else "Running"
         assert process.stdout is not None
@@ -363,12 +371,11 @@ class FakeCluster:
 
     async def _connect(self, pod: FakePod) -> None:
         """Give the pod an interface and a route, as a network plugin does."""
-        script = (
-            "ip link add eth0 type veth peer name veth1 && ip addr add 10.42.0.7/24 dev eth0 && ip link set eth0 up"
+        process = await asyncio.create_subprocess_exec(
+            *("nsenter", "-t", str(pod.first), "--net", "ip", "-batch", "-"), stdin=asyncio.subprocess.PIPE
         )
-        script += " && ip link set veth1 up && ip link set lo up && ip route add default via 10.42.0.1"
-        process = await asyncio.create_subprocess_exec("nsenter", "-t", str(pod.first), "--net", "sh", "-c", script)
-        assert await process.wait() == 0 or pod.killed
+        await process.communicate(NETWORK)
+        assert process.returncode == 0 or pod.killed
 
     async def _exec(self, socket: WebSocket) -> None:
         """Run a command in a container and speak the protocol of its streams."""
