@@ -112,18 +112,22 @@ class WorkTables:
             sa.Column("version_hash", sa.String(80), nullable=False),
             sa.Index("kd_artifacts_content", "project", "sha256"),
         )
-        self.usage = sa.Table(
-            "kd_usage",
-            self.metadata,
-            *columns(word, "tenant", "project", primary_key=True),
-            sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
-            *columns(time, "tasks", "cpu_ms", nullable=False),
-        )
+        self.usage = self._usage_of_days()
         self.meta = sa.Table(
             "kd_meta",
             self.metadata,
             sa.Column("name", sa.String(80), primary_key=True),
             sa.Column("value", sa.Text, nullable=False),
+        )
+
+    def _usage_of_days(self) -> sa.Table:
+        """Return the table of what each project used in a day, by its number since 1970."""
+        return sa.Table(
+            "kd_usage",
+            self.metadata,
+            *columns(word_type(200), "tenant", "project", primary_key=True),
+            sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+            *columns(sa.BigInteger, "tasks", "cpu_ms", nullable=False),
         )
 
     def _drained_hosts(self) -> sa.Table:

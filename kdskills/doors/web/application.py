@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import entry_points
@@ -177,8 +177,8 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
     app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
-    paths = frozenset(f"/{path}" for path in mounted)
-    app.add_middleware(Accounted, drain=app.state.drain, telemetry=host.telemetry, mounted=paths)
+    prefixes = frozenset(f"/{path}" for path in mounted)
+    app.add_middleware(Accounted, drain=app.state.drain, telemetry=host.telemetry, mounted=prefixes)
     for kind in (KdskillsError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     for path, answer in (("/healthz", _healthz), ("/readyz", _readyz), (METRICS, metrics)):
@@ -189,11 +189,15 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
     app.router.routes.extend(service_routes(ServiceProxy(host, of_token, app.state.drain)))
-    for path, mount in mounted.items():
-        app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
-        if path == CONSOLE:  # which has pages below its path
-            app.router.routes.append(Route(f"/{path}/{{page:path}}", mount, include_in_schema=False))
+    app.router.routes.extend(_mounted_routes(mounted))
     return app
+
+
+def _mounted_routes(mounted: Mapping[str, Mount]) -> Iterator[Route]:
+    for path, mount in mounted.items():
+        yield Route(f"/{path}", mount, include_in_schema=False)
+        if path == CONSOLE:  # which has pages below its path
+            yield Route(f"/{path}/{{page:path}}", mount, include_in_schema=False)
 
 
 def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
