@@ -193,7 +193,7 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     return app
 
 
-def _mounted_routes(mounted: Mapping[str, Mount]) -> Iterator[Route]:
+def _mounted_routes(mounted: Mapping[str, Mounted]) -> Iterator[Route]:
     for path, mount in mounted.items():
         yield Route(f"/{path}", mount, include_in_schema=False)
         if path == CONSOLE:  # which has pages below its path
