@@ -302,7 +302,7 @@ def _back(away: set[str], name: str, _: asyncio.Task[None]) -> None:
 async def _supervise(members: Sequence[FleetHostLab]) -> None:
     """Start workers again that ended by themselves, as the system's service manager does; not of a host that is off."""
     while True:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         for member in members:
             process = member.lab.workers.get(0)
             if process is not None and process.poll() is not None:
