@@ -66,7 +66,7 @@ async def test_what_printed_nothing_leaves_no_folder(lab):
     """The folder of a task without output is gone once it is over, and its log is empty all the same; others keep theirs."""
     quiet, loud = await done(lab, lab.task("true")), await done(lab, lab.task("echo hi"))
     await lab.until(lambda: [path.name for path in (lab.settings.state_dir / "runs").iterdir()] == [loud.id])
-    pieces = [await lab.client.piece(head, "stdout", 0, 100) for head in (quiet, loud)]
+    pieces = [(await lab.client.piece(head, "stdout", 0, 100)).log for head in (quiet, loud)]
     assert [(piece.data, piece.total, piece.truncated) for piece in pieces] == [(b"", 0, False), (b"hi\n", 3, False)]
 
 
