@@ -214,7 +214,7 @@ async def test_what_ran_is_lost_and_what_waited_runs(tmp_path):
                 ("succeeded", None),
             ], other.said()
             for head in (ends[0], ends[2]):
-                assert (await other.client.piece(head, "stdout", 0, 100)).data in {b"printed\n", b"late\n"}
+                assert (await other.client.piece(head, "stdout", 0, 100)).log.data in {b"printed\n", b"late\n"}
             assert (await lab.client.head(TaskHead, lab.scope, runs.id)).status == "running"
         finally:
             await other.aclose()
