@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from kdskills.app.logs import RequestRecord, in_request, note_request
@@ -122,6 +123,7 @@ WORD: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_VALUES: Final = 256
 """Values that one label has at most: what is more, or no word, is `other`."""
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+STATUSES: Final = frozenset(HTTPStatus)
 UNFORESEEN: Final = "internal_error"
 
 
@@ -135,7 +137,7 @@ class ScrapedMetrics:
             raise MissingExtra("metrics as Prometheus reads them", "service") from None
         self.registry: CollectorRegistry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._values: dict[str, set[str]] = {}
+        self._values: dict[tuple[str, str], set[str]] = {}
         self._metrics: dict[str, Any] = {}
         for row in INSTRUMENTS.values():
             options: dict[str, Any] = {"labelnames": row.labels, "registry": self.registry}
@@ -150,12 +152,12 @@ class ScrapedMetrics:
         """Set a gauge, add to a counter, or count in a histogram; facts that are no label are left out."""
         row, metric = INSTRUMENTS[instrument], self._metrics[instrument]
         if row.labels:
-            metric = metric.labels(*(self._bounded(label, facts[label]) for label in row.labels))
+            metric = metric.labels(*(self._bounded(instrument, label, facts[label]) for label in row.labels))
         getattr(metric, {"gauge": "set", "counter": "inc", "histogram": "observe"}[row.kind])(value)
 
-    def _bounded(self, label: str, value: str) -> str:
+    def _bounded(self, instrument: str, label: str, value: str) -> str:
         """Return *value*, or `other`, so that nothing fills the memory with names, whoever comes to choose them one day."""
-        values = self._values.setdefault(label, set())
+        values = self._values.setdefault((instrument, label), set())
         if value not in values and (len(values) >= MAX_VALUES or not WORD.fullmatch(value)):
             return "other"
         values.add(value)
@@ -283,7 +285,8 @@ class Telemetry:
 
     def answered(self, method: str, status: int, received: int, sent: int) -> None:
         """Record an answer over HTTP, and the bytes of both bodies."""
-        self._tell(RESPONSES, 1, method=method if method in METHODS else "other", status=str(status))
+        code = str(int(status)) if status in STATUSES else "other"  # services answer what they like
+        self._tell(RESPONSES, 1, method=method if method in METHODS else "other", status=code)
         self._tell(TRAFFIC, received, direction="in")
         self._tell(TRAFFIC, sent, direction="out")
 

@@ -57,7 +57,7 @@ from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.skills.folder import shown_digest
 from kdskills.skills.private_files import open_private
-from kdskills.storage.database import utc_now
+from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import state_folder
 from kdskills.turn import Refused
 
@@ -598,6 +598,9 @@ class WorkService:
             await (await self.keeper()).require(scope, items)
         if bulky:
             await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
+            size = sum(len(file.content_base64) * 3 // 4 for file in files if isinstance(file, Inline))
+            now = micros(utc_now())
+            await work.database.read(lambda link: work.quotas.require_room(link, scope, size, now))
 
     async def run(self, context: Context, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""

@@ -203,6 +203,8 @@ async def copy_bytes(
             await sink.drain()
         if sink.can_write_eof():
             sink.write_eof()
+        else:  # TLS knows no half of an end
+            sink.close()
     except OSError:
         sink.transport.abort()
         return_sink.transport.abort()

@@ -546,12 +546,18 @@ class Fleet:
         return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
 
     def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
-        """Return for how many microseconds a host keeps its work, less than 0 for one that is given up; None is for ever."""
+        """Return for how many microseconds a host keeps its work, its fence included; less than 0 for one that is given up.
+
+        None is for ever. Until the transaction ends no worker of the host can renew its lease.
+        """
         workers = self._tables.workers
+        link.execute(sa.select(workers.c.executor).where(workers.c.host == host).with_for_update())
         endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
         left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
         row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
-        return None if row[0] else int(row[1] or -1)
+        if row[0]:
+            return None
+        return -1 if row[1] is None else int(row[1]) + FENCE_US
 
     def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
         """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.

@@ -104,16 +104,34 @@ class ProjectQuotas:
 
         To be called in the transaction that has added them.
         """
-        limits = self.limits.of(scope.project)
         of_day, cpu_ms = self._count(link, scope, now, tasks=tasks)
+        self._require(link, scope, now, tasks=of_day, cpu_ms=cpu_ms)
+
+    def require_room(self, link: sa.Connection, scope: Scope, additional_bytes: int, now: int) -> None:
+        """Refuse, before its inputs are kept, what `admit` would refuse; nothing is counted. Raises QuotaExceeded."""
+        of_day, cpu_ms = self._of_day(link, scope, now)
+        self._require(link, scope, now, tasks=of_day + 1, cpu_ms=cpu_ms, waiting=1, additional_bytes=additional_bytes)
+
+    def _require(
+        self,
+        link: sa.Connection,
+        scope: Scope,
+        now: int,
+        *,
+        tasks: int,
+        cpu_ms: int,
+        waiting: int = 0,
+        additional_bytes: int = 0,
+    ) -> None:
+        limits = self.limits.of(scope.project)
         until_midnight = math.ceil((DAY_US - now % DAY_US) / 1_000_000)
-        _require("tasks_per_day", limits.tasks_per_day, of_day, until_midnight)
+        _require("tasks_per_day", limits.tasks_per_day, tasks, until_midnight)
         if limits.cpu_s_per_day is not None and cpu_ms >= 1000 * limits.cpu_s_per_day:
             _require("cpu_s_per_day", limits.cpu_s_per_day, cpu_ms / 1000, until_midnight, reached=True)
         if limits.queued is not None:
-            _require("queued", limits.queued, self._open(link, scope, ("queued",), limits.queued + 1), SOON_S)
+            _require("queued", limits.queued, self._queued(link, scope, limits.queued + 1) + waiting, SOON_S)
         if limits.artifact_bytes is not None:
-            _require("artifact_bytes", limits.artifact_bytes, self._bytes(link, scope), LATER_S)
+            _require("artifact_bytes", limits.artifact_bytes, self._bytes(link, scope) + additional_bytes, LATER_S)
 
     def charge(self, link: sa.Connection, head: TaskHead, verdict: Verdict, now: int) -> None:
         """Count the processor time of an attempt that ended."""
@@ -125,12 +143,10 @@ class ProjectQuotas:
 
     def usage(self, link: sa.Connection, scope: Scope, now: int, most: int) -> ProjectUsage:
         """Return what a project has; work is counted to *most*."""
-        table = self._table
-        of_day = sa.select(table.c.tasks, table.c.cpu_ms).where(*self._row(scope, now))
-        tasks, cpu_ms = link.execute(of_day).one_or_none() or (0, 0)
+        tasks, cpu_ms = self._of_day(link, scope, now)
         return ProjectUsage(
-            running=self._open(link, scope, _BEGUN, most),
-            queued=self._open(link, scope, ("queued",), most),
+            running=self._open(link, "task", scope, _BEGUN, most),
+            queued=self._queued(link, scope, most),
             tasks_per_day=tasks,
             cpu_s_per_day=cpu_ms / 1000,
             artifact_bytes=self._bytes(link, scope),
@@ -160,9 +176,18 @@ class ProjectQuotas:
         tasks, cpu_ms = link.execute(self._counting, row).one()
         return tasks, cpu_ms
 
-    def _open(self, link: sa.Connection, scope: Scope, states: Sequence[str], most: int) -> int:
-        """Return how many tasks, steps included, are in one of *states*, counting to *most*."""
-        table = self.records.table("task")
+    def _of_day(self, link: sa.Connection, scope: Scope, now: int) -> tuple[int, int]:
+        table = self._table
+        row = link.execute(sa.select(table.c.tasks, table.c.cpu_ms).where(*self._row(scope, now))).one_or_none()
+        return (0, 0) if row is None else (row.tasks, row.cpu_ms)
+
+    def _queued(self, link: sa.Connection, scope: Scope, most: int) -> int:
+        """Return how many tasks, steps included, and jobs wait, counting to *most*."""
+        return min(most, sum(self._open(link, kind, scope, ("queued",), most) for kind in ("task", "job")))
+
+    def _open(self, link: sa.Connection, kind: str, scope: Scope, states: Sequence[str], most: int) -> int:
+        """Return how many of a kind, steps of jobs included, are in one of *states*, counting to *most*."""
+        table = self.records.table(kind)
         whose = (table.c.tenant == scope.tenant, table.c.project == scope.project, in_states(table, states))
         some = sa.select(table.c.id).where(*whose).limit(most).subquery()
         return link.execute(sa.select(sa.func.count()).select_from(some)).scalar_one()

@@ -148,8 +148,9 @@ class WorkerContext:
         except OSError:  # a folder that was taken away is found out at the next beat
             return False
         free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
-        if (free < least) != self._without_room:
-            self._without_room = free < least
+        least *= 1 + self._without_room  # what is full is full until there is a good deal of room
+        if (free < least and disk.f_blocks > 0) != self._without_room:  # some file systems tell nothing of their size
+            self._without_room = not self._without_room
             if self._without_room:
                 LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
             else:
@@ -375,7 +376,7 @@ class TaskRun:
             values |= {"artifacts": dump(refs), "output_errors": dump([*errors, *save.errors])}
             if await self._context.move("task", head.id, status, settle, **values):
                 await save.tidy()
-                if attempt is not None:
+                if attempt is not None and not errors:  # what could not be kept elsewhere is in its folder only
                     await self._remove_silent(head)
 
     async def _remove_silent(self, head: TaskHead) -> None:

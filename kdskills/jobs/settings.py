@@ -43,7 +43,7 @@ class QuotaLimits(BaseModel):
     running: int | None = Field(
         None, ge=1, description="Commands that run at the same time on all hosts together; others wait."
     )
-    queued: int | None = Field(None, ge=0, description="Commands that wait, steps of jobs included.")
+    queued: int | None = Field(None, ge=0, description="Commands and jobs that wait.")
     tasks_per_day: int | None = Field(
         None, ge=0, description="Commands submitted in a day of UTC, a job's steps each one."
     )

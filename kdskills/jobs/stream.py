@@ -10,6 +10,7 @@ away is looked up by its id in the database: only what that says this host ran. 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -45,6 +46,8 @@ MOST: Final = MIB
 LINE: Final = 4096
 PLACES: Final = 256
 """Connections one worker serves at a time; more are closed unanswered."""
+PORTS: Final = 192
+"""How many of them may be to services."""
 _PROBES: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -164,6 +167,7 @@ class HostStream:
     key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     address: str | None = None
     _open: set[asyncio.Task[Any]] = field(default_factory=set)
+    _ports: int = 0
 
     @property
     def entry(self) -> tuple[str, str] | None:
@@ -217,6 +221,8 @@ class HostStream:
             pass  # whoever asked went away, said nothing in time or nothing that is a question
         except KdskillsError as error:
             _LOG.warning("a question of another host is not answered: %s", error.message)
+            with contextlib.suppress(OSError, TimeoutError):
+                await _send(writer, StreamFacts(code=error.code))
         finally:
             self._open.discard(task)
             writer.close()
@@ -237,10 +243,20 @@ class HostStream:
         elif isinstance(question, ArtifactQuestion):
             await self._give_artifact(question, writer)
         else:
+            await self._give_port(question, StreamEnds(reader, writer))
+
+    async def _give_port(self, question: PortQuestion, asker: StreamEnds) -> None:
+        if self._ports >= PORTS:  # logs and artifacts have places of their own
+            await _send(asker.writer, StreamFacts(code="busy"))
+            return
+        self._ports += 1
+        try:
             opened = await service_port(self.work, await self._head(question.id), question.port)
-            await _send(writer, StreamFacts(code="not_here" if opened is None else OK))
+            await _send(asker.writer, StreamFacts(code="not_here" if opened is None else OK))
             if opened is not None:
-                await carry(StreamEnds(reader, writer), opened)
+                await carry(asker, opened)
+        finally:
+            self._ports -= 1
 
     async def _head(self, item: str) -> TaskHead | None:
         """Return a task that the database says is this host's; None for any other id."""
@@ -282,9 +298,12 @@ async def carry(first: StreamEnds, second: StreamEnds) -> None:
         async with asyncio.TaskGroup() as copies:
             copies.create_task(copy_bytes(first.reader, second.writer, first.writer))
             copies.create_task(copy_bytes(second.reader, first.writer, second.writer))
-    finally:
+    except BaseException:  # a close would wait for a peer that reads nothing
         for writer in writers:
-            writer.close()
+            writer.transport.abort()
+        raise
+    for writer in writers:
+        writer.close()
 
 
 @dataclass(eq=False)
@@ -359,17 +378,24 @@ class FarHosts:
     ) -> Any:
         worker = await self._worker(host)
         try:
-            return await self._answer(worker, question, read)
-        except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
+            async with asyncio.timeout(DIAL_S):
+                connection = await self._dial(worker.address)
+        except (OSError, TimeoutError, ValueError) as error:  # nobody else need wait for it now
             reason = _reason(error)
             self._workers[host] = (time.monotonic() + KNOWN_S, None, reason)
             raise _unreachable(host, reason) from None
+        try:
+            return await self._answer(worker, connection, question, read)
+        except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
+            raise _unreachable(host, _reason(error)) from None
 
     async def _answer(
-        self, worker: Any, question: Question, read: Callable[[StreamFacts, StreamEnds], Awaitable[Any]]
+        self,
+        worker: Any,
+        connection: StreamEnds,
+        question: Question,
+        read: Callable[[StreamFacts, StreamEnds], Awaitable[Any]],
     ) -> Any:
-        async with asyncio.timeout(DIAL_S):
-            connection = await self._dial(worker.address)
         reader, writer = connection
         handed_on = False
         try:
@@ -381,9 +407,10 @@ class FarHosts:
                     raise _unreachable(
                         worker.host, NOT_HERE if facts.code == "not_here" else f"it answers {facts.code[:40]}"
                     )
+            async with asyncio.timeout(SEND_S):
                 answer = await read(facts, connection)
-                handed_on = answer is connection
-                return answer
+            handed_on = answer is connection
+            return answer
         finally:
             if not handed_on:
                 writer.close()

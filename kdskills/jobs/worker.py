@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import secrets
 import select
 import sqlite3
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
-from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
+from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
+from kdskills.jobs.records import in_states
 from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
     from kdskills.storage.database import Database
 else:
     sa = LazyModule("sqlalchemy")
+
+
+INPUT: Final = re.compile(r'"artifact_id":\s*"(art_[A-Za-z0-9]+)"')
+"""An artifact that the text of a specification takes as an input."""
 
 
 @dataclass
@@ -154,7 +160,7 @@ class Retention:
         mine = (columns.tenant == tenant, columns.project == project, columns.task_id.is_not(None))
         for task, sha256, size in link.execute(sa.select(columns.task_id, columns.sha256, columns.size).where(*mine)):
             contents.setdefault(task, []).append((sha256, size))
-        work: dict[str, HeavyWork] = {}
+        work, needed = dict[str, HeavyWork](), self._needed(link, tenant, project)
         kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
         for table, kind in kinds:
             whose, column = (table.c.tenant == tenant, table.c.project == project), table.c
@@ -167,6 +173,7 @@ class Retention:
                 )
                 heavy.printed += int(size)
                 heavy.contents += contents.get(item, [])
+                heavy.over = heavy.over and item not in needed
         total, digests, beyond = 0, set[str](), list[HeavyWork]()
         for heavy in sorted(work.values(), key=lambda item: (not item.over, item.finished_at, item.id), reverse=True):
             fresh = dict(heavy.contents)
@@ -175,6 +182,16 @@ class Retention:
             if heavy.over and total > most:
                 beyond.append(heavy)
         return beyond[::-1]
+
+    def _needed(self, link: sa.Connection, tenant: str, project: str) -> frozenset[str]:
+        """Return ids of tasks whose artifacts are inputs of what is not over yet."""
+        wanted_ids, artifacts = set[str](), self.work.tables.artifacts.c
+        for table in (self.work.tables.tasks, self.work.tables.jobs):
+            mine = (table.c.tenant == tenant, table.c.project == project, in_states(table, OPEN))
+            for spec in link.execute(sa.select(table.c.spec).where(*mine)).scalars():
+                wanted_ids.update(INPUT.findall(spec))
+        owners = sa.select(artifacts.task_id).where(artifacts.id.in_(wanted_ids), artifacts.task_id.is_not(None))
+        return frozenset(link.execute(owners).scalars())
 
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items

@@ -249,6 +249,7 @@ async def evict(work: WorkService, arguments: EvictInput, context: Context) -> E
     fleet, opened = await _administered(work, context)
 
     def change(link: Any) -> EvictOutput:
+        opened.queue.hold_claims(link)  # what is claimed meanwhile would escape
         host, name = _meant_host(fleet.state(link).workers, arguments.host)
         left_us = fleet.lease_left_us(link, host)
         if left_us is None or not opened.pooled:

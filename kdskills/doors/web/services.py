@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from kdskills.app.authentication import RateLimited
 from kdskills.app.operations.calling import require_allowed
 from kdskills.doors.web.entrance import IDENTITY, Authenticate, refuse
 from kdskills.doors.web.events import CHECK_S, Drain
-from kdskills.errors import KdskillsError, NotFound, ServiceDown
+from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -32,6 +35,9 @@ SERVICES: Final = "/services/{rest:path}"
 RUNS: Final = "skills.run_service"
 """Who may start services may reach those they see."""
 CHUNK: Final = 65536
+MOST: Final = 64
+MOST_OF_ALL: Final = 200
+"""Requests and WebSockets that one agent, and all together, have open to services at a time; each takes four descriptors."""
 MESSAGE: Final = 1024 * 1024
 """Bytes a message of a WebSocket has at most, either way."""
 HOP: Final = frozenset(
@@ -92,6 +98,8 @@ class ServiceProxy:
     host: Host
     authenticate: Authenticate
     drain: Drain
+    _open: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many requests and WebSockets are open, by project and agent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
@@ -101,17 +109,22 @@ class ServiceProxy:
                 raise NotFound("services are at /services/ID/PORT/…")
             item, port, tail = match[1], int(match[2]), match[3] or b""
             require_allowed(self.host.operations[RUNS], scope[IDENTITY])
+            caller = (scope[IDENTITY].project, scope[IDENTITY].agent)
+            if self._open[caller] >= MOST or self._open.total() >= MOST_OF_ALL:
+                raise RateLimited(f"{self._open[caller]} connections to services are open: close one", retry_after=1)
             opened = await self.host.work.service(scope[IDENTITY], item.decode(), port)
         except KdskillsError as error:
             await refuse(error, scope, receive, send)
             return
+        self._open[caller] += 1
         mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
         target = (tail or b"/") + (b"?" + query if query else b"")
         serve = self._http if scope["type"] == "http" else self._socket
         try:
             await serve(Crossing(scope, receive, send, mount, port, target), opened)
         finally:
-            opened.writer.close()
+            self._open -= Counter((caller,))
+            opened.writer.transport.abort()  # a close would wait for a service that reads nothing
 
     async def _http(self, crossing: Crossing, opened: StreamEnds) -> None:
         silence_s = self.host.settings.fleet.service_silence_s
@@ -140,7 +153,7 @@ class ServiceProxy:
                 await self._until_first(
                     scope, (_up(crossing.receive, client), _down(client, crossing.send)), until_drained=True
                 )
-        except (OSError, TimeoutError, WebSocketException):
+        except (OSError, TimeoutError, ValueError, WebSocketException):  # a redirect is a ValueError
             error = ServiceDown("the service does not take this WebSocket")
             await refuse(error, scope, crossing.receive, crossing.send)
         finally:
@@ -166,11 +179,15 @@ class ServiceProxy:
     async def _while_allowed(self, scope: Scope) -> None:
         """Return once a token that was good is not any more."""
         header = dict(scope["headers"]).get(b"authorization")
-        with contextlib.suppress(KdskillsError):
-            while True:
-                await asyncio.sleep(CHECK_S)
+        while True:
+            await asyncio.sleep(CHECK_S)
+            try:
                 if header is not None:
                     require_allowed(self.host.operations[RUNS], await self.authenticate(header.decode("latin-1")))
+            except OperatorMustAct:  # a database that is away ends nothing that was allowed
+                continue
+            except KdskillsError:
+                return
 
 
 def service_routes(proxy: ServiceProxy) -> list[BaseRoute]:
@@ -208,6 +225,8 @@ class Exchange:
         self._silence_s = silence_s
         self._wire = h11.Connection(h11.CLIENT, max_incomplete_event_size=CHUNK)
         self._bodies = dict(crossing.scope["headers"])
+        self._asked_all = False
+        self._moved_at = time.monotonic()
 
     async def ask(self) -> None:
         """Send the request; return when the caller is gone."""
@@ -215,15 +234,14 @@ class Exchange:
         if b"transfer-encoding" in self._bodies:
             headers.append((b"transfer-encoding", b"chunked"))
         await self._write(h11.Request(method=crossing.scope["method"], target=crossing.target, headers=headers))
-        ended = False
         while True:
             message = await crossing.receive()
             if message["type"] == "http.disconnect":
                 return
             if message.get("body"):
                 await self._write(h11.Data(message["body"]))
-            if not message.get("more_body") and not ended:
-                ended = True
+            if not message.get("more_body") and not self._asked_all:
+                self._asked_all = True
                 await self._write(h11.EndOfMessage())
 
     async def answer(self) -> None:
@@ -231,8 +249,7 @@ class Exchange:
         while True:
             event = self._wire.next_event()
             if event is h11.NEED_DATA:
-                async with asyncio.timeout(self._silence_s):
-                    self._wire.receive_data(await self._reader.read(CHUNK))
+                self._wire.receive_data(await self._next_bytes())
             elif isinstance(event, h11.Response):
                 headers = answered_headers(event.headers, self._crossing.mount)
                 await self._tell({"type": "http.response.start", "status": event.status_code, "headers": headers})
@@ -245,9 +262,20 @@ class Exchange:
             elif not isinstance(event, h11.InformationalResponse):
                 raise h11.RemoteProtocolError("the service ended its answer before its end")
 
+    async def _next_bytes(self) -> bytes:
+        """Return more of the answer; a service may be silent for as long as the request still moves. Raises TimeoutError."""
+        while True:
+            try:
+                async with asyncio.timeout(self._silence_s):
+                    return await self._reader.read(CHUNK)
+            except TimeoutError:
+                if self._asked_all or time.monotonic() - self._moved_at >= self._silence_s:
+                    raise
+
     async def _write(self, event: h11.Event) -> None:
         """Send a part of the request; a service that takes no more of it may have answered already."""
         if data := self._wire.send(event):
+            self._moved_at = time.monotonic()
             self._writer.write(data)
             async with asyncio.timeout(self._silence_s):
                 with contextlib.suppress(ConnectionError):

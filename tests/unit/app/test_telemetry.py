@@ -226,3 +226,22 @@ def test_the_command_line_takes_a_trace(host):
     assert "# TYPE kdskills_requests_total counter" in done.stdout
     (line,) = map(json.loads, out.getvalue().splitlines())
     assert (line["trace_id"], line["door"], line["operation"], line["code"]) == (TRACE, "cli", "metrics.show", "ok")
+
+
+def test_statuses_that_services_invent_are_one(host):
+    """A status that HTTP knows is told; whatever else a service answers with is `other`, and takes no room of other metrics."""
+    metrics = host.telemetry.scraped
+    for status in (200, 404, *range(600, 999)):
+        host.telemetry.answered("GET", status, 0, 0)
+    host.telemetry.ran("bubblewrap", "failed", 1.0)
+    text = metrics.text()
+    assert {
+        line.split('status="')[1].split('"')[0]
+        for line in text.splitlines()
+        if "responses" in line and 'status="' in line
+    } == {
+        "200",
+        "404",
+        "other",
+    }
+    assert 'engine="bubblewrap",status="failed"' in text

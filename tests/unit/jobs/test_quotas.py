@@ -180,3 +180,24 @@ def test_places_are_given_once(wanted, limits):
         assert places.take("main", name) is may
         begun[name] = begun.get(name, 0) + may
     assert set(places.busy) == {("main", name) for name, most in limits.items() if begun.get(name, 0) >= most}
+
+
+def test_jobs_wait_too(bounded, make):
+    """A job that waits counts among what is queued before any of its steps is there."""
+    work = bounded(queued=1)
+    row = new_row("j", make.job("one", scope=ACME), "j", body_hash="", home=work.host)
+    work.database.change(lambda link: work.records.add(link, "job", row))
+    assert used(work).queued == 1
+    with pytest.raises(QuotaExceeded, match="queued"):
+        add(work, make, "a")
+
+
+@pytest.mark.parametrize("quotas", [{"queued": 0}, {"tasks_per_day": 0}, {"cpu_s_per_day": 0}, {"artifact_bytes": 99}])
+def test_what_would_be_refused_is_known_before(bounded, quotas):
+    """Before inputs are kept the same refusal is told, with the bytes they would add, and nothing is counted."""
+    work = bounded(**quotas)
+    with pytest.raises(QuotaExceeded, match=next(iter(quotas))):
+        work.database.ask(lambda link: work.quotas.require_room(link, ACME, 100, NOON))
+    assert used(work).tasks_per_day == 0
+    free = bounded(queued=1, tasks_per_day=1, artifact_bytes=100)
+    free.database.ask(lambda link: free.quotas.require_room(link, ACME, 100, NOON))

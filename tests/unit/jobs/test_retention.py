@@ -5,10 +5,11 @@ import time
 
 import pytest
 
+from kdskills.errors import NotFound
 from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
 from kdskills.jobs.attempts import OutFile
-from kdskills.jobs.model import JobHead, TaskHead, step_task_id
+from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
 from kdskills.jobs.records import new_row
 from kdskills.jobs.worker import Retention, project_bytes
@@ -237,3 +238,21 @@ async def test_a_project_keeps_so_many_bytes(client, make, open_place):
     work.settings = work.settings.model_copy(update={"keep_bytes_per_project": 10**6})
     assert await Retention(work, keeper).round() == 0
     assert (await client.head(TaskHead, make.scope.model_copy(update={"project": "other"}), other)).terminal
+
+
+async def test_inputs_of_what_waits_stay(client, make, open_place):
+    """A project beyond its bytes keeps the artifacts that work which is not over yet takes as inputs, and then lets them go."""
+    work = open_place(keep_bytes_per_project=1, keep_s=30 * 86_400.0)
+    keeper = ArtifactKeeper(open_artifacts(str(work.state_dir)), work.database, work.tables, work.state_dir / "inputs")
+    made = await client.submit(make.task())
+    age(work, made.id, 5)
+    (work.state_dir / "out").write_bytes(b"needed" * 100)
+    (ref,) = await keeper.keep(made, [OutFile(path="out", file="out", size=1, sha256="", mode=0o600)], work.state_dir)
+    command = make.command(inputs=(FromArtifact(path="in", artifact_id=ref.artifact_id),))
+    waiting = await client.submit(make.task().model_copy(update={"command": command}))
+    assert await Retention(work, keeper).round() == 0
+    await keeper.require(make.scope, [ref.artifact_id])
+    age(work, waiting.id, 4)
+    assert await Retention(work, keeper).round() >= 1
+    with pytest.raises(NotFound):
+        await client.head(TaskHead, make.scope, made.id)
