@@ -35,20 +35,26 @@ def commands(page: str) -> list[str]:
 @pytest.mark.needs("bubblewrap", "postgres", "nats")
 @pytest.mark.xdist_group("postgres")
 def test_a_newcomer_brings_up_two_hosts(tmp_path: Path) -> None:
-    """Every command of the page works as it stands, one after the other: two hosts come up, share work, and go."""
+    """Every command of the page works as it stands, one after the other: two hosts come up, share work, and end all of it."""
     (tmp_path / "deploy").symlink_to(DEPLOY)
     lines = commands("deploy.md")
     assert lines[0] == "deploy/try up try"
     assert lines[-1] == "deploy/try down try"
+    mark = f"4711.{os.getpid()}"
+    asked = '{"skill_name": "brief", "command": ["sleep", "\'$MARK\'"]}'
+    sleeps = f"""kdskills tool skills.run_cmd_async -j '{asked}'
+until grep -qsza "^$MARK$" /proc/[0-9]*/cmdline; do sleep 0.1; done
+"""
     script = "set -euo pipefail\ntrap 'tail -n 20 try/*.log >&2; deploy/try down try' ERR\n" + "".join(
-        f"printf '\\n%s\\n' '== {number}'\n{line}\n" for number, line in enumerate(lines)
+        f"printf '\\n%s\\n' '== {number}'\n{sleeps if line == lines[-1] else ''}{line}\n"
+        for number, line in enumerate(lines)
     )
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("KDSKILLS_", "AWS_"))}
     path = f"{Path(sys.executable).parent}:{variables['PATH']}"
     ran = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
-        env={**variables, "PATH": path, "COLUMNS": "200"},
+        env={**variables, "PATH": path, "COLUMNS": "200", "MARK": mark},
         capture_output=True,
         text=True,
         timeout=280,
@@ -65,6 +71,13 @@ def test_a_newcomer_brings_up_two_hosts(tmp_path: Path) -> None:
     assert "takes nothing new" in said("kdskills drain")
     assert '"stdout":"still here\\n"' in said("curl -sS -H", 3)
     assert "takes work again" in said("kdskills undrain")
+    assert not (tmp_path / "try").exists()
+    assert subprocess.run(["pgrep", "-xf", f"sleep {mark}"]).returncode == 1
+    path_without_room = {**variables, "PATH": path, "TMPDIR": str(tmp_path / "none")}
+    failed = subprocess.run(
+        [DEPLOY / "try", "up", tmp_path / "try"], env=path_without_room, capture_output=True, text=True
+    )
+    assert (failed.returncode, "removed" in failed.stderr) == (1, True)
     assert not (tmp_path / "try").exists()
 
 
@@ -114,6 +127,7 @@ def test_the_compose_file(secret: Path, tmp_path: Path) -> None:
     """docker-compose reads it; images of others are named by digest; ours have no root, no capability and real commands."""
     shutil.copytree(DEPLOY, tmp_path / "deploy", ignore=shutil.ignore_patterns("secret"))
     shutil.copytree(secret, tmp_path / "deploy" / "secret")
+    assert "$$(cat" not in re.sub("MC_HOST_store=.*", "", read("compose.yaml"))  # passwords stand in no argv
     shown = run("docker-compose", "-f", "deploy/compose.yaml", "config", cwd=tmp_path)
     services = yaml.safe_load(shown.stdout)["services"]
     ours = {name: service for name, service in services.items() if service["image"].startswith("kdskills:")}
@@ -142,6 +156,7 @@ def test_the_proxy(secret: Path, tmp_path: Path) -> None:
     here = text.replace("door-a:", "127.0.0.1:").replace("door-b:", "127.0.0.2:").replace("/run/secrets", str(secret))
     (tmp_path / "nginx.conf").write_text(f"events {{}}\npid {tmp_path}/pid;\nhttp {{\n{here}\n}}\n")
     run("nginx", "-t", "-p", tmp_path, "-c", tmp_path / "nginx.conf", "-e", tmp_path / "error.log")
+    assert "non_idempotent" not in text
     settings = Settings()
     assert f"client_max_body_size {settings.body_limit // 2**20}m;" in text
     assert f"client_body_timeout {settings.body_timeout_s:.0f}s;" in text
@@ -219,8 +234,11 @@ def test_the_dockerfile() -> None:
 @pytest.mark.needs("deploy")
 @pytest.mark.parametrize("unit", ["kdskills-serve.service", "kdskills-worker@.service"])
 def test_the_units(unit: str, tmp_path: Path) -> None:
-    """Systemd has nothing to say against a unit, its exposure is at most 3.0, and its command is one of ours."""
+    """Systemd has nothing to say against a unit, its exposure is at most 3.0, its command is ours, and the wall can be made."""
     text = read(f"systemd/{unit}")
+    assert "\nProtectHostname=" not in text
+    assert re.search("^SystemCallFilter=.* sethostname ", text, re.MULTILINE)
+    assert ("\nProtectProc=" in text) == ("worker" not in unit)
     (command,) = re.findall(r"^ExecStart=/opt/kdskills/bin/kdskills (.*)$", text, re.MULTILINE)
     command_exists(*command.replace("%i", "0").split())
     mine = tmp_path / unit
@@ -268,13 +286,14 @@ CHART = (
 def test_the_chart(landlock: bool) -> None:
     """Helm renders it, Kubernetes' schemas take every part, pods are as closed as the page says, and commands are ours."""
     more = ("--set", "ingress.enabled=true,ingress.host=skills.example,ingress.tlsSecret=t,storeSecret=o")
-    words = (*CHART, *more, "--set", f"landlock={str(landlock).lower()},variables.AWS_REGION=us-east-1")
+    bound = ("--set", "networkPolicy.to[0].ipBlock.cidr=10.0.0.0/8")
+    words = (*CHART, *more, *bound, "--set", f"landlock={str(landlock).lower()},variables.AWS_REGION=us-east-1")
     parts = [part for part in yaml.safe_load_all(run(HELM, "template", "k", DEPLOY / "chart", *words).stdout) if part]
     for part in parts:
         kubernetes_validate.validate(part, "1.34", strict=True)
     kinds = sorted(part["kind"] for part in parts)
     assert kinds == [
-        *("Deployment", "Ingress", "Job", "NetworkPolicy", "NetworkPolicy"),
+        *("Deployment", "Ingress", "Job", "NetworkPolicy", "NetworkPolicy", "NetworkPolicy"),
         *("PodDisruptionBudget", "PodDisruptionBudget", "Service", "Service", "StatefulSet"),
     ]
     pods = [part["spec"]["template"]["spec"] for part in parts if "template" in part["spec"]]
@@ -288,6 +307,14 @@ def test_the_chart(landlock: bool) -> None:
         assert (closed["capabilities"]["drop"], "add" in closed["capabilities"]) == (["ALL"], landlock)
         assert {row["name"] for row in container["env"] if row["name"].startswith("KDSKILLS_")} <= known_variables()
         command_exists(*container["args"])
+    policies = {part["metadata"]["name"]: part["spec"] for part in parts if part["kind"] == "NetworkPolicy"}
+    (fleet,) = policies["k-workers"]["ingress"]
+    assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in fleet["from"]] == ["doors"]
+    listens = {row["name"]: row.get("value", "") for pod in pods for row in pod["containers"][0]["env"]}
+    for name in ("LISTEN", "ADDRESS"):
+        assert listens[f"KDSKILLS_FLEET__{name}"].endswith(f":{fleet['ports'][0]['port']}")
+    assert policies["k"]["egress"][1]["to"] == [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert policies["k"]["egress"][2]["to"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "workers"
     for missing in range(1, len(CHART), 2):
         less = [word for index, word in enumerate(CHART) if index not in {missing - 1, missing}]
         refused = subprocess.run([HELM, "template", "k", DEPLOY / "chart", *less], capture_output=True, text=True)

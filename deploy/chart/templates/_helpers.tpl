@@ -46,6 +46,9 @@ env:
   {{- range $name, $value := .Values.variables }}
   - {name: {{ $name }}, value: {{ $value | quote }}}
   {{- end }}
+{{- end }}
+
+{{- define "kdskills.mounts" -}}
 {{- with .Values.storeSecret }}
 envFrom:
   - secretRef: {name: {{ . }}}
