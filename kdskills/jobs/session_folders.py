@@ -509,15 +509,10 @@ class SessionFolders:
         if pointer is not None and (note is None or not note.is_of(pointer)):
             return  # nothing ran here, as what was saved could not be brought
         saved = None if pointer is None or not pointer.manifest else pointer
-
-        def is_saved() -> bool:
-            if saved is None or note is None or saved.manifest != note.manifest:
-                return False
-            with SessionFolder(self._folder(key)).reading() as version:
-                return version.folder.name == note.version
-
-        if await asyncio.to_thread(is_saved):
-            return  # and the store is not asked
+        if saved is not None and note is not None and saved.manifest == note.manifest:
+            current = await asyncio.to_thread(SessionFolder(self._folder(key)).version_name)
+            if current == note.version:
+                return  # and the store is not asked
         base = None if saved is None else await self._base(key, saved, note, spool)
 
         def take() -> tuple[SessionVersion, FolderPlan] | None:

@@ -505,11 +505,8 @@ class TableSums:
         }
         for key in {*told_rows, *self._sums}:
             rows, size, digest, _ = self._sums.get(key, empty)
-            if key not in told_rows or (told_rows[key].rows, told_rows[key].size, told_rows[key].sha256) != (
-                rows,
-                size,
-                digest.hexdigest(),
-            ):
+            table = told_rows.get(key)
+            if table is None or (table.rows, table.size, table.sha256) != (rows, size, digest.hexdigest()):
                 raise BackupRefused(f"the rows of {key[1]} are not those that the manifest tells of")
 
 
