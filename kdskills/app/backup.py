@@ -6,7 +6,6 @@ restore puts all of it in place or nothing, and only where nothing is. The file 
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import fcntl
 import hashlib
@@ -17,40 +16,52 @@ import re
 import shutil
 import stat
 import tempfile
-import threading
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
-from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, blob_key, open_blobs
+from kdskills.jobs.artifacts import blob_key, open_blobs
+from kdskills.jobs.session_folders import (
+    MANIFEST_BYTES,
+    NOTE,
+    TOP,
+    FolderManifest,
+    FolderPointer,
+    manifest_key,
+    object_name,
+    read_note,
+)
 from kdskills.projects.records import VERSIONS, ProjectRows, SkillVersion, version_of_row
 from kdskills.projects.service import VersionFolders, VersionMissing
 from kdskills.remote.journal.sql import journal_url
 from kdskills.skills.archives import ArchiveRefused
 from kdskills.skills.private_files import make_folder, open_private, private_folder, remove_tree
-from kdskills.storage import backup_file
 from kdskills.storage.backup_file import (
     CHUNK,
     BackupMember,
     BackupReader,
     BackupRefused,
     BackupWriter,
+    ChunkStream,
     DatabaseRows,
+    LoopBridge,
     Manifest,
     TableRows,
+    TableSums,
     member_name,
     new_backup,
-    rows_of,
+    table_rows,
 )
 from kdskills.storage.database import (
     HEADS,
     MIGRATIONS,
     SCHEMA_LOCK,
+    SNAPSHOT_ROWS,
     Database,
     LazyModule,
     current_revisions,
@@ -70,7 +81,6 @@ if TYPE_CHECKING:
 else:
     sa = LazyModule("sqlalchemy")
 
-T = TypeVar("T")
 FOLDERS: Final = ("remote", "runs", "sessions", "turns")
 FILES: Final = ("host", "trust.json")
 PLACED: Final = (*FOLDERS, *FILES, "projects")
@@ -78,9 +88,10 @@ PLACED: Final = (*FOLDERS, *FILES, "projects")
 STAGING: Final = ".restore"
 SERVICE: Final = "service"
 SESSIONS: Final = "sessions"
-MAX_TABLES: Final = 100
-TABLE: Final = re.compile(r"tables/(service|sessions)/(kd_[a-z_]{1,60})/([0-9]{6,})\.jsonl\.gz")
-OBJECT: Final = re.compile(r"artifacts/[A-Za-z0-9_.~-]+/sha256/[0-9a-f]{2}/[0-9a-f]{62}")
+OBJECT: Final = re.compile(
+    r"artifacts/[A-Za-z0-9_.~-]+/sha256/[0-9a-f]{2}/[0-9a-f]{62}"
+    rf"|{TOP}/[A-Za-z0-9_.~-]+/[A-Za-z0-9_.~-]+/[0-9]{{10}}-[0-9a-f]{{64}}(\.json)?"
+)
 VERSION: Final = re.compile(r"([^/]+)/([^/]+)/([0-9a-f]{64})\.zip")
 
 
@@ -101,70 +112,19 @@ def databases(settings: Settings) -> dict[str, str]:
     return urls
 
 
-class _Bridge:
-    """Lets a thread that blocks ask the loop it was started from, and the loop stop the thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stopped = threading.Event()
-
-    def wait(self, step: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns; called in the thread."""
-        return asyncio.run_coroutine_threadsafe(step, self._loop).result()
-
-    def go_on(self) -> None:
-        """Raise CancelledError in the thread once its caller went away."""
-        if self._stopped.is_set():
-            raise asyncio.CancelledError
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do *work* in a thread; a cancellation ends it at its next `go_on`, and is raised when it has cleaned up."""
-        task = asyncio.ensure_future(asyncio.to_thread(work))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._stopped.set()
-            await asyncio.wait([task])
-            raise
-
-
-class _Stream(io.RawIOBase):
-    """What a store streams, as a file that a thread reads."""
-
-    def __init__(self, bridge: _Bridge, chunks: AsyncIterator[bytes]) -> None:
-        self._bridge = bridge
-        self._chunks = chunks
-        self._left = b""
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read what there is of a chunk; 0 at the end. Raises as the store."""
-
-        async def following() -> bytes:
-            return await anext(self._chunks, b"")
-
-        while not self._left and (chunk := self._bridge.wait(following())):
-            self._left = chunk
-        piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
 class BackupMaker:
     """Writes one backup."""
 
-    def __init__(self, settings: Settings, version: str, bridge: _Bridge, sink: IO[bytes]) -> None:
+    def __init__(self, settings: Settings, version: str, bridge: LoopBridge, sink: IO[bytes]) -> None:
         self._settings = settings
         self._version = version
         self._bridge = bridge
         self._out = BackupWriter(sink)
-        self._store = ArtifactStore(open_blobs(settings.artifacts or str(settings.state_dir)))
+        self._store: Blobs = open_blobs(settings.artifacts or str(settings.state_dir))
         blobs = None if settings.artifacts is None else open_blobs(settings.artifacts)
         self._folders = VersionFolders(settings.state_dir, blobs)
         self._versions: list[tuple[str, str, str]] = []
+        self._pointers: dict[str, str | None] = {}
 
     def write(self) -> Manifest:
         """Write everything; blocks. Raises NothingToKeep, DatabaseUnavailable, ArtifactStoreUnavailable, StorageFull."""
@@ -179,14 +139,16 @@ class BackupMaker:
                 with closing(Database(url, label=f"the {name} database", role="backup")) as database:
                     rows[name] = database.snapshot(partial(self._rows, name=name, objects=objects))
                     if name == SERVICE:
+                        self._keep_state()  # what runs writes its files meanwhile: the sooner after its rows, the better
                         self._keep_versions(database)
-            self._keep_state()  # what runs writes its files meanwhile: the sooner after its rows, the better
             objects.seek(0)
             self._keep_objects(json.loads(line) for line in objects)
         return self._out.finish(version=self._version, made_at=utc_now().isoformat(), databases=rows)
 
     def _rows(self, link: sa.Connection, *, name: str, objects: IO[str]) -> DatabaseRows:
         tables = {}
+        if name == SERVICE and "kd_meta" in table_names(link):
+            self._keep_sessions(link)
         for table in table_names(link):
             tables[table] = self._keep_table(link, name, table_columns(link, table))
         if "kd_artifacts" in tables:
@@ -194,7 +156,7 @@ class BackupMaker:
             for row in link.execute(
                 sa.select(artifact_columns.project, artifact_columns.sha256, artifact_columns.size).distinct()
             ):
-                objects.write(json.dumps(list(row)) + "\n")
+                objects.write(json.dumps([blob_key(row.project, row.sha256), row.sha256, row.size]) + "\n")
         if "kd_skill_versions" in tables:
             column = VERSIONS.c
             self._versions = [
@@ -206,10 +168,19 @@ class BackupMaker:
             tables=tables,
         )
 
+    def _keep_sessions(self, link: sa.Connection) -> None:
+        """Write what the store has of sessions' folders, before anything else: their next save takes it from the store."""
+        column = table_columns(link, "kd_meta").c
+        for name, text in link.execute(sa.select(column.name, column.value).where(column.name.startswith("session:"))):
+            session, pointer = name.partition(":")[2], FolderPointer.model_validate_json(text)
+            self._pointers[session] = pointer.manifest
+            key = manifest_key(session, pointer)
+            if pointer.manifest and not self._keep_object(key, pointer.manifest, pointer.size):
+                self._pointers[session] = None
+                self._out.tell_missing(member_name("objects", key))
+
     def _keep_table(self, link: sa.Connection, database: str, table: sa.Table) -> TableRows:
         """Write the rows of a table in members of about a MiB before they are packed."""
-        key = sa.inspect(link).get_pk_constraint(table.name)["constrained_columns"]
-        binary = [isinstance(column.type, sa.LargeBinary) for column in table.columns]
         digest, total, count, members = hashlib.sha256(), 0, 0, 0
         lines: list[bytes] = []
         size = 0
@@ -224,12 +195,7 @@ class BackupMaker:
             lines.clear()
             size = 0
 
-        for row in link.execute(table.select().order_by(*(table.c[name] for name in key))):
-            values = [
-                base64.b64encode(value).decode() if is_binary and value is not None else value
-                for value, is_binary in zip(row, binary, strict=True)
-            ]
-            line = json.dumps(values, separators=(",", ":")).encode() + b"\n"
+        for line in _row_lines(link, table, [column.name for column in table.columns]):
             digest.update(line)
             lines.append(line)
             size += len(line)
@@ -260,23 +226,48 @@ class BackupMaker:
                 self._folders.discard(scratch)
 
     def _keep_objects(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        """Write the bytes of artifacts; one that is not there yet, its row comes first, is looked for again at the end."""
+        """Write the bytes of keys; one that is not there yet, its row comes first, is looked for again at the end."""
         later = [row for row in rows if not self._keep_object(*row)]
         for row in later:
             if not self._keep_object(*row):
-                self._out.tell_missing(member_name("objects", blob_key(row[0], row[1])))
+                self._out.tell_missing(member_name("objects", row[0]))
 
-    def _keep_object(self, project: str, sha256: str, size: int) -> bool:
+    def _keep_object(self, key: str, sha256: str, size: int) -> bool:
+        """Write the bytes of a key, after what it names if it is a session's manifest; False when they are not there."""
         self._bridge.go_on()
-        member = BackupMember(member_name("objects", blob_key(project, sha256)), size)
-        chunks = self._store.read(project, sha256)
+        member = BackupMember(member_name("objects", key), size)
         try:
-            with io.BufferedReader(_Stream(self._bridge, chunks), CHUNK) as source:
-                return self._out.add(member, source, sha256=sha256)
-        except (NotFound, ArtifactCorrupt):
+            with self._stored(key) as source:
+                if not key.startswith(f"{TOP}/") or not key.endswith(".json"):
+                    return self._out.add(member, source, sha256=sha256)
+                content = source.read(min(size, MANIFEST_BYTES) + 1)
+        except NotFound:
             return False
+        if hashlib.sha256(content).hexdigest() != sha256:
+            return False
+        prefix, missing = key.rpartition("/")[0], self._out.missing_count
+        parts = FolderManifest.model_validate_json(content).objects
+        self._keep_objects((f"{prefix}/{object_name(part)}", part.sha256, part.size) for part in parts)
+        # without a part the manifest is left out, too: the session's next save then sends everything anew
+        return missing == self._out.missing_count and self._out.add(member, io.BytesIO(content))
+
+    @contextmanager
+    def _stored(self, key: str) -> Iterator[IO[bytes]]:
+        chunks = self._store.read(key)
+        try:
+            with io.BufferedReader(ChunkStream(self._bridge, chunks), CHUNK) as source:
+                yield source
         finally:
             self._bridge.wait(_close(chunks))
+
+    def _is_later(self, folder: Path) -> bool:
+        """Whether a session's folder here is noted to be other than what the rows say, which is written already."""
+        manifest = self._pointers.get(folder.name)
+        try:
+            note = read_note(folder)
+        except (ValueError, TypeError):  # whatever it is, it goes with the folder
+            return False
+        return note is not None and manifest is not None and manifest != (note.manifest if manifest else note.before)
 
     def _keep_state(self) -> None:
         """Write the files of the state folder that are no cache, lock, socket or database."""
@@ -306,6 +297,10 @@ class BackupMaker:
             self._bridge.go_on()
             folders.sort()
             below = os.path.relpath(path, state)
+            if below == "sessions":
+                folders[:] = [name for name in folders if not self._is_later(state / top / name)]
+            elif top == "sessions" and below.count("/") == 1 and below.rpartition("/")[2] not in self._pointers:
+                files = [name for name in files if name != NOTE]  # of a save after the rows, which say of none
             self._out.add(BackupMember(member_name("state", below) + "/", folder=True), io.BytesIO())
             links = [name for name in folders if stat.S_ISLNK(_mode(name, descriptor))]
             self._out.left_out += len(links)
@@ -340,6 +335,21 @@ def _mode(name: str, folder: int) -> int:
         return 0
 
 
+def _row_lines(link: sa.Connection, table: sa.Table, names: Sequence[str]) -> Iterator[bytes]:
+    """Give the rows of a table as a backup has them, with these columns, in the order of the primary key."""
+    key = sa.inspect(link).get_pk_constraint(table.name)["constrained_columns"]
+    columns = [table.c[name] for name in names]
+    binary = [isinstance(column.type, sa.LargeBinary) for column in columns]
+    for row in link.execute(
+        sa.select(*columns).order_by(*(table.c[name] for name in key)).execution_options(yield_per=SNAPSHOT_ROWS)
+    ):
+        values = [
+            base64.b64encode(value).decode() if is_binary and value is not None else value
+            for value, is_binary in zip(row, binary, strict=True)
+        ]
+        yield json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
 async def _close(chunks: AsyncIterator[bytes]) -> None:
     await chunks.aclose()  # type: ignore[attr-defined]
 
@@ -349,56 +359,13 @@ async def make_backup(settings: Settings, version: str, path: Path) -> Manifest:
 
     Raises Conflict, NothingToKeep, DatabaseUnavailable, ArtifactStoreUnavailable, StorageFull, OSError and MissingExtra.
     """
-    bridge = _Bridge()
+    bridge = LoopBridge()
 
     def write() -> Manifest:
         with new_backup(path) as sink:
             return BackupMaker(settings, version, bridge, sink).write()
 
     return await bridge.run(write)
-
-
-class _TableSums:
-    """What the rows of each table come to, compared with what the manifest says of them."""
-
-    def __init__(self) -> None:
-        self._sums: dict[tuple[str, str], tuple[int, int, Any, int]] = {}
-
-    def visit(self, member: BackupMember, stream: IO[bytes]) -> None:
-        """Add a member's rows, if it has any. Raises BackupRefused."""
-        if member.part != "tables":
-            return
-        database, table, number, content = table_rows(member, stream)
-        rows, size, digest, members = self._sums.get((database, table), (0, 0, hashlib.sha256(), 0))
-        if number != members + 1 or len(self._sums) > MAX_TABLES:
-            raise BackupRefused(f"the member {member.name[:200]} does not follow those before it")
-        digest.update(content)
-        self._sums[database, table] = (rows + content.count(b"\n"), size + len(content), digest, number)
-
-    def check(self, manifest: Manifest) -> None:
-        """Raise BackupRefused when the manifest tells of other rows."""
-        empty = (0, 0, hashlib.sha256(), 0)
-        told_rows = {
-            (name, table): rows
-            for name, kept_rows in manifest.databases.items()
-            for table, rows in kept_rows.tables.items()
-        }
-        for key in {*told_rows, *self._sums}:
-            rows, size, digest, _ = self._sums.get(key, empty)
-            if key not in told_rows or (told_rows[key].rows, told_rows[key].size, told_rows[key].sha256) != (
-                rows,
-                size,
-                digest.hexdigest(),
-            ):
-                raise BackupRefused(f"the rows of {key[1]} are not those that the manifest tells of")
-
-
-def table_rows(member: BackupMember, stream: IO[bytes]) -> tuple[str, str, int, bytes]:
-    """Return database, table and number of a member of rows, and the rows as lines. Raises BackupRefused."""
-    names = TABLE.fullmatch(member.name)
-    if names is None or member.size > backup_file.MAX_ROWS:
-        raise BackupRefused(f"the member {member.name[:200]!r} is none that a backup has", code="backup_hostile")
-    return names[1], names[2], int(names[3]), rows_of(stream.read(member.size))
 
 
 def check_backup(path: Path) -> Manifest:
@@ -420,7 +387,7 @@ def open_backup(path: Path) -> Iterator[IO[bytes]]:
 
 def verified(source: IO[bytes]) -> Manifest:
     """Return the manifest of a backup of which every byte is right, and which this version can restore. Raises BackupRefused."""
-    sums = _TableSums()
+    sums = TableSums()
     manifest = BackupReader(source).read(sums.visit)
     sums.check(manifest)
     revisions = {revision for rows in manifest.databases.values() for revision in rows.revisions}
@@ -438,7 +405,7 @@ class Restorer:
     """Puts a verified backup in place; each method blocks."""
 
     settings: Settings
-    bridge: _Bridge
+    bridge: LoopBridge
     source: IO[bytes]
     manifest: Manifest
 
@@ -447,7 +414,7 @@ class Restorer:
         self._staging = self.settings.state_dir / STAGING
         self._blobs: Blobs = open_blobs(self.settings.artifacts or str(self.settings.state_dir))
         self._folders = VersionFolders(self._staging, None if self.settings.artifacts is None else self._blobs)
-        self._began = False
+        self._began = self._halfway = False
         self._moved: list[str] = []
         self._saved: list[str] = []
         self._tables: dict[tuple[str, str], sa.Table] = {}
@@ -467,17 +434,17 @@ class Restorer:
         if shutil.disk_usage(self.settings.state_dir).free < needed:
             raise StorageFull(f"the backup unpacks to {needed} bytes, and there is not that much room", needed=needed)
         with self._alone():
-            second_try = self._staging.exists()
-            if not second_try:
+            self._again = self._staging.exists()  # an earlier restore was killed
+            if not self._again:
                 self._require_no_files()
             steps = [
                 (name, Database(urls[name], label=f"the {name} database", role="restore"))
                 for name in self.manifest.databases
             ]
             try:
-                self._within(steps, {}, second_try=second_try)
+                self._within(steps, {})
             except BaseException:  # raised again
-                self._undo()
+                self._undo(steps)
                 raise
             finally:
                 for _, database in steps:
@@ -496,15 +463,15 @@ class Restorer:
 
     def _require_no_files(self) -> None:
         state = self.settings.state_dir
-        names = (*PLACED, *(("artifacts",) if self.settings.artifacts is None else ()))
+        names = (*PLACED, *(("artifacts", TOP) if self.settings.artifacts is None else ()))
         if taken_names := [name for name in names if os.path.lexists(state / name)]:
             message = f"the state folder {state} has {', '.join(taken_names)} already: restore into one without, by the setting state_dir"
             raise RestoreRefused(message, path=str(state), names=taken_names)
 
-    def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection], *, second_try: bool) -> None:
+    def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection]) -> None:
         """Open a transaction in each database, and fill all of them in the innermost; what fails takes all back."""
         if not steps:
-            if second_try:  # an earlier restore was killed before its rows were there: what it placed is nobody's
+            if self._again:  # what was placed before its rows were there is nobody's
                 self._clear()
             self._fill(links)
             return
@@ -514,14 +481,17 @@ class Restorer:
             if link.dialect.name == "postgresql":
                 link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
             self._prepare(name, link)
-            self._within(further, {**links, name: link}, second_try=second_try)
+            self._within(further, {**links, name: link})
 
         database.change(change)
+        self._halfway = bool(links)  # its rows are there now, and those of the database around it not yet
 
     def _prepare(self, name: str, link: sa.Connection) -> None:
         """See that a database is empty, and make its tables as those of the backup were. Raises RestoreRefused."""
         kept_rows = self.manifest.databases[name]
         names = table_names(link)
+        if name == SESSIONS and self._again:
+            self._take_back(link)
         full = [table for table in names if link.execute(sa.select(1).select_from(sa.table(table)).limit(1)).first()]
         present = current_revisions(link)
         if full or (present and kept_rows.revisions and present != frozenset(kept_rows.revisions)):
@@ -543,6 +513,24 @@ class Restorer:
                 )
             if len(set(rows.columns)) != len(rows.columns):
                 raise BackupRefused(f"the backup names a column of {table[:80]} twice", code="backup_hostile")
+
+    def _take_back(self, link: sa.Connection) -> None:
+        """Empty a database of conversations that has the very rows of the backup; any other is left as it is.
+
+        These rows are there before those of the other database, so they stay behind when it fails or is killed between.
+        """
+        tables = self.manifest.databases[SESSIONS].tables
+        for name in (present := table_names(link)):
+            target, rows = table_columns(link, name), tables.get(name)
+            digest, columns = hashlib.sha256(), [] if rows is None else rows.columns
+            if rows is None or set(columns) - set(target.columns.keys()):
+                return
+            for line in _row_lines(link, target, columns):
+                digest.update(line)
+            if digest.hexdigest() != rows.sha256:
+                return
+        for name in present:
+            link.execute(sa.delete(sa.table(name)))
 
     def _fill(self, links: Mapping[str, sa.Connection]) -> None:
         """Write rows, objects and files, and rename what was put aside into place last."""
@@ -657,15 +645,22 @@ class Restorer:
         with telling_full_disk(), open_private(path, "xb") as out:
             shutil.copyfileobj(stream, out, CHUNK)
 
-    def _undo(self) -> None:
+    def _undo(self, steps: list[tuple[str, Database]]) -> None:
         """Take back what was placed and saved."""
+        if self._halfway:
+            for _, database in steps[1:]:
+                try:
+                    database.change(self._take_back)
+                except OperatorMustAct:  # it is away: by the mark, which stays, the next restore does it
+                    self._began = False
         for name in self._moved:
             _remove(self.settings.state_dir / name)
         for key in self._saved:
             with suppress(OperatorMustAct):
                 self.bridge.wait(self._blobs.delete(key))
         if self.settings.artifacts is None and self._saved:
-            _remove(self.settings.state_dir / "artifacts")
+            for name in ("artifacts", TOP):
+                _remove(self.settings.state_dir / name)
         if self._began:  # else it is the mark of an earlier restore that was killed
             _remove(self._staging)
 
@@ -688,7 +683,7 @@ async def restore_backup(
 
     *make_sessions* makes the tables of conversations in the database at a URL. Raises as `check_backup` and `Restorer.restore`.
     """
-    bridge = _Bridge()
+    bridge = LoopBridge()
     with open_backup(path) as source:
         manifest = await bridge.run(lambda: verified(source))
         kept_sessions = any("kd_sessions" in kept_rows.tables for kept_rows in manifest.databases.values())

@@ -470,6 +470,11 @@ class SessionFolder:
         with self._locked():
             yield self._version()
 
+    def version_name(self) -> str:
+        """Return which version the files are, another whenever they changed."""
+        with self.reading() as version:
+            return version.folder.name
+
     def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: OutputBounds) -> list[OutputError]:
         """Carry what a command changed since *base*, the version it was given, into a new one; return what cannot be kept."""
         files = {item.path: item for item in workdir.files}

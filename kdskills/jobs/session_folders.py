@@ -239,7 +239,8 @@ class FolderSave:
             return
         note = FolderNote(self.version, manifest_text(self.manifest))
         await asyncio.to_thread(self.folders.write_note, self.session_key, note)
-        needed = {object_name(item) for item in self.manifest.objects} | {manifest_name(self.after)}
+        manifest = manifest_key(self.session_key, self.after).rpartition("/")[2]
+        needed = {object_name(item) for item in self.manifest.objects} | {manifest}
         try:
             await self.folders.sweep(self.session_key, self.after, needed)
         except KdskillsError as error:
@@ -251,14 +252,27 @@ def manifest_text(manifest: FolderManifest) -> str:
     return manifest.model_dump_json(by_alias=True, exclude_defaults=True)
 
 
+def folder_prefix(session_key: str, project: str) -> str:
+    """Return what the keys of a session begin with."""
+    return f"{TOP}/{key_part(project)}/{session_key}"
+
+
 def object_name(item: FolderObject) -> str:
     """Return the last part of an object's key."""
     return f"{item.generation:010d}-{item.sha256}"
 
 
-def manifest_name(pointer: FolderPointer) -> str:
-    """Return the last part of a manifest's key."""
-    return f"{pointer.generation:010d}-{pointer.manifest}.json"
+def manifest_key(session_key: str, pointer: FolderPointer) -> str:
+    """Return where a manifest lies in the store."""
+    return f"{folder_prefix(session_key, pointer.project)}/{pointer.generation:010d}-{pointer.manifest}.json"
+
+
+def read_note(folder: Path) -> FolderNote | None:
+    """Return what is remembered beside a session's folder; None for nothing. Blocks."""
+    try:
+        return FolderNote(**json.loads((folder / NOTE).read_bytes()))
+    except FileNotFoundError:
+        return None
 
 
 def read_pointer(work: Work, link: sa.Connection, session_key: str) -> FolderPointer | None:
@@ -312,7 +326,7 @@ class SessionFolders:
         """
         if head.spec.session_id is None:
             return
-        key, noted = head.session_key, await asyncio.to_thread(self._note, head.session_key)
+        key, noted = head.session_key, await asyncio.to_thread(read_note, self._folder(head.session_key))
         if self._settings.session_folders == "host" and noted is None and (self._folder(key) / "current").exists():
             return  # it was never anywhere else
         if (await self._behind(key))[0]:
@@ -322,9 +336,7 @@ class SessionFolders:
     async def _behind(self, session_key: str) -> tuple[bool, FolderPointer | None]:
         """Return whether the folder here does not go on from what counts, and that."""
         pointer = await self._pointer(session_key)
-        note = await asyncio.to_thread(
-            self._note, session_key
-        )  # after the row, as a note is written before the row moves
+        note = await asyncio.to_thread(read_note, self._folder(session_key))  # after the row, which moves after it
         return (pointer is not None if note is None else not note.is_of(pointer)), pointer
 
     async def _bring(self, key: str, spool: Path) -> None:
@@ -409,7 +421,7 @@ class SessionFolders:
 
         Whatever has a later generation is left: another host may be at it.
         """
-        for key in await self._blobs.keys(self._prefix(session_key, pointer.project)):
+        for key in await self._blobs.keys(folder_prefix(session_key, pointer.project)):
             name = key.rpartition("/")[2]
             parts = _NAME.match(name)
             if parts is not None and name not in needed and int(parts[1]) <= pointer.generation:
@@ -461,18 +473,9 @@ class SessionFolders:
         facts = {"version": note.version, "text": note.text, "before": note.before}
         replace_file(self._folder(session_key) / NOTE, json.dumps(facts).encode(), durable=True)
 
-    def _note(self, session_key: str) -> FolderNote | None:
-        try:
-            return FolderNote(**json.loads((self._folder(session_key) / NOTE).read_bytes()))
-        except FileNotFoundError:
-            return None
-
     async def _pointer(self, session_key: str) -> FolderPointer | None:
         pointer: FolderPointer | None = await self._read(partial(read_pointer, self.work, session_key=session_key))
         return pointer
-
-    def _prefix(self, session_key: str, project: str) -> str:
-        return f"{TOP}/{key_part(project)}/{session_key}"
 
     @contextlib.asynccontextmanager
     async def _alone(self, session_key: str) -> AsyncIterator[Path]:
@@ -502,19 +505,19 @@ class SessionFolders:
     async def _save(self, save: FolderSave, spool: Path) -> None:
         """Put what the store has not of the session's folder into it, the manifest last; nothing when all of it is there."""
         key, pointer, project = save.session_key, save.before, save.project
-        note = await asyncio.to_thread(self._note, key)
+        note = await asyncio.to_thread(read_note, self._folder(key))
         if pointer is not None and (note is None or not note.is_of(pointer)):
             return  # nothing ran here, as what was saved could not be brought
         saved = None if pointer is None or not pointer.manifest else pointer
+        if saved is not None and note is not None and saved.manifest == note.manifest:
+            current = await asyncio.to_thread(SessionFolder(self._folder(key)).version_name)
+            if current == note.version:
+                return  # and the store is not asked
         base = None if saved is None else await self._base(key, saved, note, spool)
 
         def take() -> tuple[SessionVersion, FolderPlan] | None:
             with SessionFolder(self._folder(key)).reading() as version:
-                name = version.folder.name
-                is_saved = (
-                    saved is not None and note is not None and (name, saved.manifest) == (note.version, note.manifest)
-                )
-                if is_saved or (saved is None and not version.entries):
+                if saved is None and not version.entries:
                     return None
                 self._require_bounds(version)
                 plan = plan_folder(version.entries, base)
@@ -535,7 +538,7 @@ class SessionFolders:
             pack = spool / "pack"
             packed, offsets = await asyncio.to_thread(_pack, [spool / sha256 for sha256 in group], pack)
             item = FolderObject(generation=generation, sha256=packed, size=pack.stat().st_size)
-            target = f"{self._prefix(key, project)}/{object_name(item)}"
+            target = f"{folder_prefix(key, project)}/{object_name(item)}"
             if await self._blobs.size(target) != item.size:  # a save that was broken off may have sent it
                 await self._blobs.save(target, pack)
             places |= {sha256: (len(objects), offset) for sha256, offset in zip(group, offsets, strict=True)}
@@ -553,7 +556,7 @@ class SessionFolders:
         size = len(text.encode())
         after = FolderPointer(generation=generation, manifest=note.manifest, size=size, project=project)
         await asyncio.to_thread(write_private, spool / "manifest", text)
-        await self._blobs.save(f"{self._prefix(key, project)}/{manifest_name(after)}", spool / "manifest")
+        await self._blobs.save(manifest_key(key, after), spool / "manifest")
         await asyncio.to_thread(self.write_note, key, note)
         save.after = after
 
@@ -569,18 +572,21 @@ class SessionFolders:
     ) -> FolderManifest | None:
         """Return the manifest that counts; None when the store has it no more, so that everything is sent anew."""
         try:
-            if note is not None and note.manifest == pointer.manifest:
+            if note is None or note.manifest != pointer.manifest:
+                return self._checked(session_key, await self._manifest_of(session_key, pointer, spool))
+            if await self._blobs.size(manifest_key(session_key, pointer)) == pointer.size:
                 return self._checked(session_key, note.text)
-            return self._checked(session_key, await self._manifest_of(session_key, pointer, spool))
+            problem = "the list of its files is not in the store"  # nor may be what it names
         except SessionFolderCorrupt as error:
-            _LOG.error("a session's folder is saved anew as a whole: %s", error.message)
-            return None
+            problem = error.message
+        _LOG.error("a session's folder is saved anew as a whole: %s", problem)
+        return None
 
     async def _manifest_of(self, session_key: str, pointer: FolderPointer, spool: Path) -> str:
         if pointer.size > MANIFEST_BYTES:
             raise SessionFolderCorrupt(f"a session's list of files has {pointer.size} bytes", session=session_key)
-        key, target = f"{self._prefix(session_key, pointer.project)}/{manifest_name(pointer)}", spool / "manifest"
-        await self._fetch(key, target, pointer.size, pointer.manifest)
+        target = spool / "manifest"
+        await self._fetch(manifest_key(session_key, pointer), target, pointer.size, pointer.manifest)
         return await asyncio.to_thread(target.read_text, encoding="utf-8", errors="replace")
 
     def _checked(self, session_key: str, text: str) -> FolderManifest:
@@ -616,7 +622,7 @@ class SessionFolders:
                 continue
             item, target = manifest.objects[file.object], spool / f"object-{file.object}"
             if not target.exists():
-                key = f"{self._prefix(session_key, pointer.project)}/{object_name(item)}"
+                key = f"{folder_prefix(session_key, pointer.project)}/{object_name(item)}"
                 await self._fetch(key, target, item.size, item.sha256)
             sources[sha256] = target, file.offset
         version = await asyncio.to_thread(self._replace, session_key, manifest, sources)

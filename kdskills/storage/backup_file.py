@@ -8,6 +8,7 @@ page `docs/reference/backup.md` is the description for other programs.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -15,12 +16,13 @@ import os
 import re
 import secrets
 import tarfile
+import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, TypeVar
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,6 +31,7 @@ from kdskills.errors import Conflict, OperatorMustAct
 from kdskills.skills.private_files import open_private
 from kdskills.storage.folder import telling_full_disk
 
+T = TypeVar("T")
 FORMAT: Final = 1
 CHUNK: Final = 1024 * 1024
 BLOCK: Final = tarfile.BLOCKSIZE
@@ -44,6 +47,8 @@ MAX_TOLD: Final = 1000
 """How many of what a backup goes without are named; all are counted."""
 MANIFEST: Final = "manifest.json"
 DIGEST: Final = "manifest.sha256"
+MAX_TABLES: Final = 100
+TABLE: Final = re.compile(r"tables/(service|sessions)/(kd_[a-z_]{1,60})/([0-9]{6,})\.jsonl\.gz")
 EXECUTABLE: Final = b"0000700\0"
 NAME: Final = re.compile(r"(?:index|tables|objects|versions|state)(?:/[A-Za-z0-9%._~+-]+)+/?")
 
@@ -240,6 +245,58 @@ def index_line(member: BackupMember, sha256: str) -> str:
     return json.dumps([member.name, member.size, sha256], separators=(",", ":")) + "\n"
 
 
+class LoopBridge:
+    """Lets a thread that blocks ask the loop it was started from, and the loop stop the thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = threading.Event()
+
+    def wait(self, step: Coroutine[Any, Any, T]) -> T:
+        """Return what a coroutine returns; called in the thread."""
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result()
+
+    def go_on(self) -> None:
+        """Raise CancelledError in the thread once its caller went away."""
+        if self._stopped.is_set():
+            raise asyncio.CancelledError
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do *work* in a thread; a cancellation ends it at its next `go_on`, and is raised when it has cleaned up."""
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self._stopped.set()
+            await asyncio.wait([task])
+            raise
+
+
+class ChunkStream(io.RawIOBase):
+    """What a store streams, as a file that a thread reads."""
+
+    def __init__(self, bridge: LoopBridge, chunks: AsyncIterator[bytes]) -> None:
+        self._bridge = bridge
+        self._chunks = chunks
+        self._left = b""
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is of a chunk; 0 at the end. Raises as the store."""
+
+        async def following() -> bytes:
+            return await anext(self._chunks, b"")
+
+        while not self._left and (chunk := self._bridge.wait(following())):
+            self._left = chunk
+        piece, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
 class _Piece(io.RawIOBase):
     """The bytes of one member as a stream that ends where they do, and digests what is read."""
 
@@ -347,7 +404,7 @@ class BackupReader:
                 pass
             self._padding(member)
         digest = piece.digest.hexdigest()
-        if member.part == "objects" and member.name.replace("/", "")[-64:] != digest:
+        if member.part == "objects" and member.name.removesuffix(".json").replace("/", "")[-64:] != digest:
             raise BackupRefused(f"the member {member.name[:200]} is not what its name says", member=member.name[:200])
         return digest
 
@@ -419,6 +476,46 @@ def rows_of(content: bytes) -> bytes:
     if len(rows) > MAX_ROWS or not unpacking.eof or unpacking.unused_data:
         raise BackupRefused("rows of a table unpack to more than any backup has", code="backup_hostile")
     return rows
+
+
+class TableSums:
+    """What the rows of each table come to, compared with what the manifest says of them."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], tuple[int, int, Any, int]] = {}
+
+    def visit(self, member: BackupMember, stream: IO[bytes]) -> None:
+        """Add a member's rows, if it has any. Raises BackupRefused."""
+        if member.part != "tables":
+            return
+        database, table, number, content = table_rows(member, stream)
+        rows, size, digest, members = self._sums.get((database, table), (0, 0, hashlib.sha256(), 0))
+        if number != members + 1 or len(self._sums) > MAX_TABLES:
+            raise BackupRefused(f"the member {member.name[:200]} does not follow those before it")
+        digest.update(content)
+        self._sums[database, table] = (rows + content.count(b"\n"), size + len(content), digest, number)
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise BackupRefused when the manifest tells of other rows."""
+        empty = (0, 0, hashlib.sha256(), 0)
+        told_rows = {
+            (name, table): rows
+            for name, kept_rows in manifest.databases.items()
+            for table, rows in kept_rows.tables.items()
+        }
+        for key in {*told_rows, *self._sums}:
+            rows, size, digest, _ = self._sums.get(key, empty)
+            table = told_rows.get(key)
+            if table is None or (table.rows, table.size, table.sha256) != (rows, size, digest.hexdigest()):
+                raise BackupRefused(f"the rows of {key[1]} are not those that the manifest tells of")
+
+
+def table_rows(member: BackupMember, stream: IO[bytes]) -> tuple[str, str, int, bytes]:
+    """Return database, table and number of a member of rows, and the rows as lines. Raises BackupRefused."""
+    names = TABLE.fullmatch(member.name)
+    if names is None or member.size > MAX_ROWS:
+        raise BackupRefused(f"the member {member.name[:200]!r} is none that a backup has", code="backup_hostile")
+    return names[1], names[2], int(names[3]), rows_of(stream.read(member.size))
 
 
 @contextmanager

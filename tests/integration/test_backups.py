@@ -25,7 +25,7 @@ from hypothesis import given, settings, strategies
 from typer.main import get_command
 
 from kdskills.app import Host, Settings
-from kdskills.app.backup import Restorer, check_backup
+from kdskills.app.backup import BackupMaker, Restorer, check_backup
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
 from kdskills.doors.cli.main import build_cli
@@ -222,6 +222,49 @@ async def test_what_ran_is_lost_and_what_waited_runs(tmp_path):
             lab.ledger.let_go()
 
 
+async def ran(lab: WorkLab, script: str) -> bytes:
+    """Run a command of the session to its end and return what it printed."""
+    head = await lab.client.submit(lab.task(script, session="s"))
+    ended = await lab.client.wait(TaskHead, lab.scope, head.id, 60)
+    assert (ended.status, ended.output_errors) == ("succeeded", ()), lab.said()
+    return ended.stdout_tail
+
+
+async def test_folders_of_sessions_in_the_store_are_kept(tmp_path, monkeypatch):
+    """What the store has of a session as its row says is in a backup, whatever a command saves meanwhile; what is gone is told."""
+    async with contextlib.AsyncExitStack() as ends:
+        stores = [{"artifacts": str(tmp_path / f"store-{host}")} for host in "ab"]
+        one, two = (
+            WorkLab(tmp_path, host=host, engine_settings=store, session_folders="store")
+            for host, store in zip("ab", stores, strict=True)
+        )
+        source, target = (Host(lab.settings, entry_points=False) for lab in (one, two))
+        ends.push_async_callback(close, source, target)
+        ends.push_async_callback(one.aclose)
+        ends.push_async_callback(two.aclose)
+        one.start()
+        await ran(one, "echo one > f")
+        loop, keep_state = asyncio.get_running_loop(), BackupMaker._keep_state
+
+        def later(self: BackupMaker) -> None:
+            asyncio.run_coroutine_threadsafe(ran(one, "echo two >> f"), loop).result()
+            keep_state(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(BackupMaker, "_keep_state", later)
+            made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+        assert (made.complete, made.objects) == (True, 2)
+        await target.invoke("backup.restore", {"path": made.path}, Context())
+        assert not list((two.settings.state_dir / "sessions").glob("*/saved.json"))
+        two.start()
+        assert await ran(two, "cat f") == b"one\n"
+        saved = [path for path in (tmp_path / "store-a" / "session-folders").rglob("*-*") if path.suffix != ".json"]
+        saved[-1].unlink()
+        made = await source.invoke("backup.create", {"path": str(tmp_path / "less.tar")}, Context())
+        assert {name.rpartition("/")[2] for name in made.missing} >= {saved[-1].name}
+        assert (made.complete, made.missing_count) == (False, 2)
+
+
 DYING = """
 import asyncio, importlib, os, signal, sys
 from pathlib import Path
@@ -305,6 +348,36 @@ async def test_a_killed_restore_is_done_again(tmp_path, where, when):
     for part in ("artifacts", "sessions", "host"):
         assert tree(source.settings.state_dir / part) == tree(target.settings.state_dir / part)
     assert (await target.invoke("db.check", {}, Context())).ok
+    await close(source, target)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+async def test_conversations_that_were_there_first_are_taken_back(tmp_path, monkeypatch, killed):
+    """Killed or failed when only one of two databases had its rows: what an error left is empty, and the next restore is whole."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    source, target = make_host(tmp_path / "a"), make_host(tmp_path / "b")
+    await fill(source, tmp_path)
+    await source.session_store(source.settings.session_store).put_body("0" * 64, "said")
+    made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+    within = Restorer._within
+
+    def fails(self: Restorer, steps: list[object], links: dict[str, object]) -> None:
+        within(self, steps, links)
+        if len(steps) == 1:
+            raise BackupRefused("the disk went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Restorer, "_within", fails)
+        if killed:  # which leaves everything as it is at that moment
+            patch.setattr(Restorer, "_undo", lambda self, steps: None)
+        with pytest.raises(BackupRefused):
+            await target.invoke("backup.restore", {"path": made.path}, Context())
+    assert any(rows_of(target.settings.session_store).values()) == killed
+    assert not any(rows_of(target.settings.work_database).values())
+    await target.invoke("backup.restore", {"path": made.path}, Context())
+    for name in ("session_store", "work_database"):
+        assert rows_of(getattr(source.settings, name)) == rows_of(getattr(target.settings, name))
     await close(source, target)
 
 

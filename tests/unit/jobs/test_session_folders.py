@@ -31,6 +31,7 @@ from kdskills.jobs.session_folders import (
     SessionFolders,
     plan_folder,
     put_pointer,
+    read_note,
     read_pointer,
 )
 from kdskills.jobs.settings import JobsSettings
@@ -216,7 +217,7 @@ async def test_any_folders_come_back(hosts, head, rounds):
         assert await here.save(head) == []
         await there.folders.bring(head)
         assert here.files() == there.files() == files
-    stored, note = await one.stored(), one.folders._note(KEY)
+    stored, note = await one.stored(), read_note(one.folders._folder(KEY))
     assert len(stored) == (0 if one.pointer() is None else 1 + len(json.loads(note.text).get("objects", ())))
 
 
@@ -232,7 +233,7 @@ async def test_what_did_not_change_costs_no_request(hosts, head):
     assert one.blobs.asked == {}
     one.write(files | {"d0/0": b"other"})
     await one.save(head)
-    assert one.blobs.asked == {"size": 1, "save": 2, "keys": 1, "delete": 1}
+    assert one.blobs.asked == {"size": 2, "save": 2, "keys": 1, "delete": 1}
     assert len(await one.stored()) == 3
 
 
@@ -477,6 +478,19 @@ async def test_a_file_that_rotted_here_is_not_sent(hosts, head):
     assert one.pointer() is None
 
 
+async def test_what_a_store_lost_is_sent_anew_as_a_whole(hosts, head):
+    """A host whose own copy of the list is there trusts it no more once the store has none, as after the restore of a backup."""
+    one, two = hosts("one", "two")
+    one.write({"a": b"1", "b": b"2"})
+    await one.save(head)
+    for key in await one.stored():
+        await one.blobs.blobs.delete(key)
+    one.write({"a": b"1", "b": b"3"})
+    assert await one.save(head) == []
+    await two.folders.bring(head)
+    assert two.contents() == {"a": b"1", "b": b"3"}
+
+
 async def test_a_list_that_is_gone_is_sent_anew(hosts, head):
     """A host whose own copy of the list is gone, too, saves the whole folder."""
     one, two = hosts("one", "two")
@@ -484,7 +498,7 @@ async def test_a_list_that_is_gone_is_sent_anew(hosts, head):
     await one.save(head)
     for key in await one.stored():
         await one.blobs.blobs.delete(key)
-    note = one.folders._note(KEY)
+    note = read_note(one.folders._folder(KEY))
     one.folders.write_note(KEY, type(note)(note.version, "lost", one.pointer().manifest))
     one.write({"a": b"2"})
     assert await one.save(head) == []
