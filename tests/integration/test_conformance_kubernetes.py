@@ -11,7 +11,10 @@ from kdskills.testing.abuse import abuse, run_case
 from kdskills.testing.executors import conformance
 from tests.integration.kubernetes_cluster import FakeCluster
 
-pytestmark = [pytest.mark.needs("kubernetes"), pytest.mark.xdist_group("kubernetes")]  # uids of pods bound what they start
+pytestmark = [
+    pytest.mark.needs("kubernetes"),
+    pytest.mark.xdist_group("kubernetes"),
+]  # uids of pods bound what they start
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ from kdskills.execution.protocol import ExecutionOptions
 from kdskills.execution.request import MIB
 from tests.integration.kubernetes_cluster import VERSION, FakeCluster
 
-pytestmark = [pytest.mark.needs("kubernetes"), pytest.mark.xdist_group("kubernetes")]  # uids of pods bound what they start
+pytestmark = [
+    pytest.mark.needs("kubernetes"),
+    pytest.mark.xdist_group("kubernetes"),
+]  # uids of pods bound what they start
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/run-on-kubernetes.md"
 
