@@ -243,7 +243,9 @@ def test_only_code_blocks_are_read(tmp_path: Path) -> None:
     assert [package.requirement for package in install_lines(tmp_path)] == ["b", "d"]
 
 
-@pytest.mark.parametrize("data", [None, b"\xff" * 100, b"```\npip install \0\n", os.urandom(5000)])
+@pytest.mark.parametrize(
+    "data", [None, b"\xff" * 100, b"```\npip install \0\n", os.urandom(5000)], ids=["none", "no-text", "zero", "noise"]
+)
 def test_hostile_instructions_install_nothing(tmp_path: Path, data: bytes | None) -> None:
     """Instructions that are not there, or no text, name no package."""
     if data is not None:
