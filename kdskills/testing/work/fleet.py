@@ -224,7 +224,7 @@ async def fleet_storm(
     heads = [await door.client.wait(TaskHead, door.scope, item, max(0.0, end - time.monotonic())) for item in names]
     begun, endings = door.ledger.begun(), {name for mark, name in door.ledger.lines() if mark == "e"}
     for lab in (door, *(member.lab for member in members)):
-        report.unread += await _unread(lab, [head for head in heads if head.status == "succeeded"], names)
+        report.unread += await _unread(lab, [head for head in heads if head.status == "succeeded"], names, end)
     supervisor.cancel()
     report.begun = sum(begun[name] for name in names.values())
     for head in heads:
@@ -233,12 +233,16 @@ async def fleet_storm(
     return report
 
 
-async def _unread(lab: WorkLab, heads: Sequence[TaskHead], names: dict[str, str]) -> list[tuple[str, str]]:
-    """Return (door, id) of those whose log cannot be read whole by a door, which the host of *lab* is here."""
+async def _unread(lab: WorkLab, heads: Sequence[TaskHead], names: dict[str, str], end: float) -> list[tuple[str, str]]:
+    """Return (door, id) of those whose log the host of *lab*, as a door, cannot read whole by *end*: hosts may just start again."""
     unread = []
     for head in heads:
-        piece = await lab.client.piece(head, "stdout", 0, _CHUNK)
-        if piece.elsewhere is not None or piece.log.data != f"log of {names[head.id]}\n".encode():
+        text = f"log of {names[head.id]}\n".encode()
+        while (piece := await lab.client.piece(head, "stdout", 0, _CHUNK)).elsewhere is not None:
+            if time.monotonic() > end:
+                break
+            await asyncio.sleep(0.2)
+        if piece.elsewhere is not None or piece.log.data != text:
             unread.append((lab.log.stem, head.id))
     return unread
 
