@@ -107,7 +107,8 @@ def turn(tmp_path, monkeypatch):
             "max_steps": 2,
             "max_tool_calls": 3,
             "model_retries": 0,
-            "wall_s": 120,
+            "wall_s": 360,  # a busy machine reads slowly
+            "model_timeout_s": 360,
             "model_settings": {"temperature": 0, "seed": 7, "max_tokens": tokens},
             "work_dir": tmp_path / "turns",
             "transcripts": tmp_path / "transcripts",
