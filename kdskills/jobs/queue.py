@@ -388,12 +388,15 @@ class Roster:
 
         self._work.database.change(change)
 
-    def beat(self, executor: str) -> list[str] | None:
-        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
+    def beat(self, executor: str, full_since: int | None = None) -> list[str] | None:
+        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks.
+
+        *full_since* tells from when on, in microseconds, it takes nothing new because its disk is full; None while it has room.
+        """
 
         def change(link: sa.Connection) -> list[str] | None:
             mine = self._table.update().where(self._table.c.executor == executor, self._table.c.state == "live")
-            renewal = mine.values(beat_at=micros(utc_now()), lease_until=self._lease())
+            renewal = mine.values(beat_at=micros(utc_now()), lease_until=self._lease(), full_since=full_since)
             return self._bury(link, executor) if link.execute(renewal).rowcount else None
 
         return self._work.database.change(change)

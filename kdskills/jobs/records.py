@@ -87,6 +87,7 @@ class WorkTables:
             sa.Column("version", sa.String(40)),
             *columns(sa.Integer, "slots", "services"),
             *columns(sa.String(300), "address", "stream_key"),  # where it serves the files of its host, and to whom
+            sa.Column("full_since", time),  # it takes nothing new, because the disk of its state folder is full
         )
         self.hosts = self._drained_hosts()
         self.sessions = sa.Table(

@@ -82,7 +82,7 @@ class WorkerContext:
         self.busy_at = time.monotonic()
         self.wake = asyncio.Event()
         """Set whenever there may be work to claim, or a cancel to pass on."""
-        self._without_room = False
+        self._full_since: int | None = None
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -134,7 +134,7 @@ class WorkerContext:
         A host without room would fail whatever it takes, at once, and so would soon have had everything that waits.
         """
         settings, kinds = self.work.settings, list(self.active.values())
-        if not self._disk_has_room():
+        if self.full_since() is not None:
             return Capacity(0, 0, 0)
         return Capacity(
             batch=max(0, settings.slots - kinds.count("batch")),
@@ -142,20 +142,23 @@ class WorkerContext:
             job=max(0, settings.held - len(kinds)),
         )
 
-    def _disk_has_room(self) -> bool:
+    def full_since(self) -> int | None:
+        """Return since when the disk of the state folder is too full to take anything new, in microseconds; None while it is not."""
         try:
             disk = os.statvfs(self.work.state_dir)
         except OSError:  # a folder that was taken away is found out at the next beat
-            return False
+            return micros(utc_now())
         free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
-        least *= 1 + self._without_room  # what is full is full until there is a good deal of room
-        if (free < least and disk.f_blocks > 0) != self._without_room:  # some file systems tell nothing of their size
-            self._without_room = not self._without_room
-            if self._without_room:
-                LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
-            else:
-                LOG.info("work is taken again: %d bytes are free on the disk", free)
-        return not self._without_room
+        if self._full_since is not None:
+            least *= 2  # what is full is full until there is a good deal of room
+        full = free < least and disk.f_blocks > 0  # some file systems tell nothing of their size
+        if full and self._full_since is None:
+            LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
+            self._full_since = micros(utc_now())
+        elif not full and self._full_since is not None:
+            LOG.info("work is taken again: %d bytes are free on the disk", free)
+            self._full_since = None
+        return self._full_since
 
     def let_go(self, item: str) -> None:
         """Count *item* no more: there is room for something else."""

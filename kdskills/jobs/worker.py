@@ -637,7 +637,7 @@ class Worker:
             self._end_without_folder()
             return
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        buried = await asyncio.to_thread(self._roster.beat, self.executor)
+        buried = await asyncio.to_thread(self._roster.beat, self.executor, self.context.full_since())
         if buried is None:
             raise Buried
         self._beaten_at = now

@@ -71,6 +71,7 @@ class FleetWorker(Output):
         version: Of kdskills; null, as its places, for a worker of a version that did not tell.
         slots: Commands it runs at the same time, and `services` those that stay up.
         address: Where it serves what its host has to the doors of other hosts; null where it does not.
+        full_since: From when on it takes nothing new because the disk of its state folder is full; null while it has room.
         commands: How many it has in hand, and `running_services`, `jobs`, likewise.
     """
 
@@ -86,6 +87,7 @@ class FleetWorker(Output):
     slots: int | None
     services: int | None
     address: str | None
+    full_since: datetime | None
     commands: int
     running_services: int
     jobs: int
@@ -226,6 +228,7 @@ def _worker(work: Work, row: Any, state: FleetState) -> FleetWorker:
         beat_at=moment_of(row.beat_at),
         beat_age_s=_seconds(state.now - row.beat_at),
         lease_left_s=lease_left_s,
+        full_since=row.full_since and moment_of(row.full_since),
         **{name: state.running.get((row.executor, mode), 0) for name, mode in modes.items()},
     )
 

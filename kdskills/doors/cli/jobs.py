@@ -426,7 +426,8 @@ def fleet(answer: Any) -> None:
     listing = table("host", "worker", "state", "version", "heartbeat", "lease", "commands", "services", "jobs")
     for host in answer.hosts:
         for worker in host.workers:
-            state = f"{worker.state}, drained" if host.drained_at else worker.state
+            words = (worker.state, "drained" if host.drained_at else "", "disk full" if worker.full_since else "")
+            state = ", ".join(filter(None, words))
             name = f"{line(host.name)} {line(host.host)}"
             lease = "none" if worker.lease_left_s is None else f"{worker.lease_left_s:.0f} s"
             places = [

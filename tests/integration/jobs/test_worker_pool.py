@@ -42,6 +42,27 @@ async def alive(lab):
     await lab.until(lambda: work.database.ask(lambda link: work.host in {row.host for row in roster.live(link)}))
 
 
+async def test_a_host_without_room_says_so_and_takes_nothing(hosts):
+    """What waits runs where there is room; the roster tells since when the other host's disk has been full."""
+    (full,), (roomy,) = hosts("a", room_bytes=2**60), hosts("b")
+    full.start()
+    await alive(full)
+    work = await full.client.work()
+
+    def full_hosts(link):
+        return {row.host for row in Roster(work).live(link) if row.full_since is not None}
+
+    await full.until(lambda: work.database.ask(full_hosts) == {work.host})
+    heads = [await full.client.submit(full.task("true")) for _ in range(5)]
+    await asyncio.sleep(2.0)
+    assert {(await full.client.head(TaskHead, full.scope, head.id)).status for head in heads} == {"queued"}
+    roomy.start()
+    ended = [await full.client.wait(TaskHead, full.scope, head.id, 60) for head in heads]
+    there = (await roomy.client.work()).host
+    assert {(head.status, head.host) for head in ended} == {("succeeded", there)}
+    assert work.database.ask(full_hosts) == {work.host}
+
+
 async def test_a_dead_host_is_taken_over(hosts):
     """Its lease over, another host runs the task anew; the first program ended before the second began."""
     one, two = hosts("a", "b", lease_s=3.0)

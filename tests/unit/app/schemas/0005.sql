@@ -195,7 +195,7 @@ CREATE TABLE kd_workers (
 	state VARCHAR(8) NOT NULL, 
 	started_at BIGINT NOT NULL, 
 	beat_at BIGINT NOT NULL, 
-	lease_until BIGINT, version VARCHAR(40), slots INTEGER, services INTEGER, address VARCHAR(300), stream_key VARCHAR(300), 
+	lease_until BIGINT, version VARCHAR(40), slots INTEGER, services INTEGER, address VARCHAR(300), stream_key VARCHAR(300), full_since BIGINT, 
 	PRIMARY KEY (executor)
 );
 CREATE INDEX ix_kd_tokens_project ON kd_tokens (project);

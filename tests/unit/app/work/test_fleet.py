@@ -22,7 +22,7 @@ from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, Work, hold_slot
 from kdskills.jobs.quotas import QuotaExceeded
-from kdskills.storage.database import micros, utc_now
+from kdskills.storage.database import micros, moment_of, utc_now
 from kdskills.testing.work import keep_finished
 
 ADMIN = Identity(scopes=frozenset({"admin"}), token="t", door="http")
@@ -71,7 +71,7 @@ async def test_workers_of_this_host_and_of_others(host: Host) -> None:
     now = micros(utc_now())
     work.roster.enter("mine", 0)
     worker(work, "leased", lease_until=now + 60_000_000, beat_at=now - 5_000_000, version="9", slots=3, services=1)
-    worker(work, "mute", slot=1, lease_until=now - 60_000_000, beat_at=now - 90_000_000)
+    worker(work, "mute", slot=1, lease_until=now - 60_000_000, beat_at=now - 90_000_000, full_since=now)
     worker(work, "old", host="gone", name="gone", state="dead", started_at=1)
     worker(work, "older", host="gone", name="gone", state="dead", started_at=0)
     task = work.tables.tasks
@@ -94,6 +94,7 @@ async def test_workers_of_this_host_and_of_others(host: Host) -> None:
     assert 50 < leased.lease_left_s <= 60
     assert 5 <= leased.beat_age_s < 60
     assert (mute.state, mute.version, mute.lease_left_s, mute.commands) == ("silent", None, 0.0, 0)
+    assert (mute.full_since, leased.full_since) == (moment_of(now), None)
     assert [row.executor for row in hosts["gone"].workers] == ["old"]
     assert (told.tasks["starting"], told.tasks["running"]) == (1, 1)
     assert next(row for row in (await ask(host)).hosts if row.here).state == "silent"
@@ -241,11 +242,11 @@ def test_the_commands(make_host) -> None:
 
     assert "no worker was ever here" in run("fleet")
     work = Work(host.settings.work_database, host.settings.state_dir)
-    worker(work, "w", name="b\x1b[31mox", host="far")
+    worker(work, "w", name="b\x1b[31mox", host="far", full_since=1)
     work.close()
     assert "takes nothing new" in run("drain", "far")
     shown = run("fleet")
-    assert "\x1b" not in shown
+    assert ("\x1b" not in shown, "full" in shown) == (True, True)
     assert "drained" in json.dumps(json.loads(run("fleet", "--json"))["hosts"][0])
     assert "takes work again" in run("undrain", "far")
     assert "was not drained" in run("undrain", "far")
