@@ -31,6 +31,12 @@ MODULE = "kdskills.app.worker.main"
 PATIENCE_S = 120.0
 
 
+def run_from(code: Path | None) -> dict[str, str]:
+    """Return the environment in which `python -m kdskills…` runs the package in the folder *code*; None is the caller's own."""
+    other = {} if code is None else {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **other}
+
+
 class Ledger:
     """What programs really did: each appends `b NAME` when it begins and `e NAME` when it ends.
 
@@ -160,6 +166,7 @@ class WorkLab:
         host: Name of the host: a state folder of its own makes a host of its own.
         engine: What runs the programs; with a walled one they cannot write to the ledger.
         engine_settings: Further settings, such as the account of a remote engine.
+        code: A folder whose `kdskills` the workers run instead of this one, as in an upgrade that is not over.
         **jobs: Fields of `JobsSettings`.
     """
 
@@ -171,6 +178,7 @@ class WorkLab:
         host: str = "a",
         engine: str = "subprocess",
         engine_settings: Mapping[str, Any] | None = None,
+        code: Path | None = None,
         **jobs: Any,
     ) -> None:
         given = {"idle_s": 3600.0, "beat_s": 0.5} | jobs
@@ -182,6 +190,7 @@ class WorkLab:
             **(engine_settings or {}),
         )
         self.engine = engine
+        self.code = code
         self.ledger = Ledger(folder / "ledger.txt")
         place = (self.settings.work_database, self.settings.state_dir, self.settings.jobs)
         self.client = JobsClient(*place, fleet=self.settings.fleet)
@@ -201,7 +210,7 @@ class WorkLab:
         command = [sys.executable, "-m", MODULE, "--slot", str(slot)]
         told = settings_line(self.settings) + b"\n"
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=run_from(self.code))
         assert process.stdin is not None
         process.stdin.write(told)
         process.stdin.close()
