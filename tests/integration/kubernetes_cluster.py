@@ -20,6 +20,7 @@ import secrets
 import shutil
 import signal
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -136,7 +137,7 @@ class FakeCluster:
             Route("/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies", self._policies, methods=["POST"]),
             Route("/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies/{name}", self._policy, methods=["GET"]),
         ]
-        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", ws="websockets-sansio")
+        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", ws="websockets-sansio", timeout_graceful_shutdown=10)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self.reset()
@@ -168,9 +169,15 @@ class FakeCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every pod and stop."""
-        for pod in list(self.pods.values()):
-            self.kill(pod.name)
+        """End every pod, wait until nothing of it is left, and stop."""
+        pods = list(self.pods.values())
+        while running := [pod for pod in pods if pod.task is not None and not pod.task.done()]:
+            for pod in running:
+                pod.killed = True
+                if pod.first:  # it may be one whose first process is about to be told
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pod.first, signal.SIGKILL)
+            time.sleep(0.02)
         self._server.should_exit = True
         self._thread.join()
 
