@@ -83,8 +83,6 @@ START_S: Final = 30.0
 LARGE: Final = 64 * 1024
 """Characters of base64 beyond which an input leaves the record of its task, which is read many times a second while somebody
 waits, for the store of artifacts."""
-
-
 GONE_CODES: Final = frozenset({"not_found", "version_missing", "root_missing", "root_changed"})
 """Codes of versions of skills that cannot be had any more."""
 

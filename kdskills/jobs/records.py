@@ -496,3 +496,28 @@ def follows(head: TaskHead, verdict: Verdict) -> Repetition:
         return "retry"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
+
+
+def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
+    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
+    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
+    first, second = (sa.case((total > most, most), else_=total) for total in totals)
+    return first + second
+
+
+def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
+    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
+    tasks, columns = tables.tasks, tables.artifacts.c
+    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(printed_bytes(tasks, log_bytes)))
+    of_tasks = columns.task_id.is_not(None)
+    once = (
+        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
+    )
+    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
+        once.c.tenant, once.c.project
+    )
+    used: dict[tuple[str, str], int] = {}
+    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
+        for tenant, project, size in link.execute(query):
+            used[tenant, project] = used.get((tenant, project), 0) + int(size)
+    return used

@@ -21,7 +21,7 @@ from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
 from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind, TaskHead
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
-from kdskills.jobs.records import in_states
+from kdskills.jobs.records import in_states, printed_bytes, project_bytes
 from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.artifacts import ArtifactKeeper
-    from kdskills.jobs.records import WorkTables
     from kdskills.jobs.stream import HostStream
     from kdskills.storage.database import Database
 else:
@@ -53,31 +52,6 @@ class HeavyWork:
     finished_at: int
     printed: int
     contents: list[tuple[str, int]]
-
-
-def _printed(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
-    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
-    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
-    first, second = (sa.case((total > most, most), else_=total) for total in totals)
-    return first + second
-
-
-def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
-    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
-    tasks, columns = tables.tasks, tables.artifacts.c
-    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(_printed(tasks, log_bytes)))
-    of_tasks = columns.task_id.is_not(None)
-    once = (
-        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
-    )
-    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
-        once.c.tenant, once.c.project
-    )
-    used: dict[tuple[str, str], int] = {}
-    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
-        for tenant, project, size in link.execute(query):
-            used[tenant, project] = used.get((tenant, project), 0) + int(size)
-    return used
 
 
 @dataclass(eq=False)
@@ -164,7 +138,7 @@ class Retention:
         kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
         for table, kind in kinds:
             whose, column = (table.c.tenant == tenant, table.c.project == project), table.c
-            printed = _printed(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
+            printed = printed_bytes(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
             job = column.job_id if kind == "task" else sa.null()
             query = sa.select(column.id, column.status, column.host, column.finished_at, job, printed).where(*whose)
             for item, status, host, finished_at, job_id, size in link.execute(query):

@@ -286,7 +286,7 @@ LATER = {
 LIMITS = {
     "lines": 60_000 + sum(LATER.values()),
     "remote": 9_000,
-    "jobs": 6_500 + LATER["sessions in the store"] + 1_200,
+    "jobs": 6_500 + LATER["sessions in the store"] + 1_300,
     "app": 8_000 + LATER["app"] + 5_750,
     "files": 372,
     "empty": 1,

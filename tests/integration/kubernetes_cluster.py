@@ -137,7 +137,9 @@ class FakeCluster:
             Route("/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies", self._policies, methods=["POST"]),
             Route("/apis/networking.k8s.io/v1/namespaces/{ns}/networkpolicies/{name}", self._policy, methods=["GET"]),
         ]
-        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", ws="websockets-sansio", timeout_graceful_shutdown=10)
+        config = uvicorn.Config(
+            Starlette(routes=routes), port=0, log_level="error", ws="websockets-sansio", timeout_graceful_shutdown=10
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self.reset()

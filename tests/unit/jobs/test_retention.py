@@ -11,8 +11,8 @@ from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
 from kdskills.jobs.attempts import OutFile
 from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
-from kdskills.jobs.records import new_row
-from kdskills.jobs.worker import Retention, project_bytes
+from kdskills.jobs.records import new_row, project_bytes
+from kdskills.jobs.worker import Retention
 from kdskills.storage.database import micros, utc_now
 
 DAY = 86_400_000_000
