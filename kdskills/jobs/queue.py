@@ -17,10 +17,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
 from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
-from kdskills.jobs.model import TASKS, TERMINAL, Kind, TaskHead
+from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead
 from kdskills.jobs.quotas import ProjectQuotas
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
@@ -41,6 +43,8 @@ CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
 FROZEN_MS: Final = 10_000
 """Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
+MAX_LEFT: Final = 1000
+"""Ids of work for later versions that one worker remembers at most."""
 _ACTIVE: Final = ("starting", "running")
 _OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
@@ -81,6 +85,8 @@ class WorkQueue:
     global_concurrency: int | None
     quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
+    _unreadable: set[str] = field(default_factory=set, init=False)
+    """Ids of tasks that only a later version understands, which its workers take."""
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -135,7 +141,6 @@ class WorkQueue:
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
-        sessions: set[str] = set()
         for row in rows:
             if row.status != "queued" and row.kind == "task":
                 if row.host == self.host:
@@ -154,18 +159,21 @@ class WorkQueue:
                 fresh[row.kind].append(row.id)
             else:
                 fresh["job"].append(row.id)
-            if row.in_session:
-                sessions.add(row.session_key)
-        next_attempt = {"status": "starting", "attempt": self.records.table("task").c.attempt + 1, "ready_at": None}
-        heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self.host})
-        heads += self._change(link, adopted, {"executor": executor})
-        if fresh["job"]:  # also those that ran on a host that is gone
+        table = self.records.table("task")
+        nobodys = {"executor": None, "host": None, "ready_at": None}
+        begun = {"status": "starting", "attempt": table.c.attempt + 1, "executor": executor, "host": self.host}
+        waiting = {"status": "queued", "attempt": table.c.attempt - 1}
+        heads += self._change(link, fresh["task"], nobodys | begun, nobodys | waiting)
+        heads += self._change(link, adopted, {"executor": executor}, {"executor": None})
+        jobs = self._readable_jobs(link, fresh["job"])
+        if jobs:  # also those that ran on a host that is gone
             table = self.records.table("job")
             began = sa.func.coalesce(table.c.started_at, micros(utc_now()))
             values = {"status": "running", "executor": executor, "host": self.host, "started_at": began}
-            link.execute(table.update().where(table.c.id.in_(fresh["job"])).values(values))
-        self._settle(link, sorted(sessions))
-        return ClaimedWork(tuple(heads), tuple(fresh["job"]), len(rows) >= capacity.most)
+            link.execute(table.update().where(table.c.id.in_(jobs)).values(values))
+        claimed = {*jobs, *(head.id for head in heads)}
+        self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
+        return ClaimedWork(tuple(heads), tuple(jobs), len(rows) >= capacity.most)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -189,6 +197,7 @@ class WorkQueue:
         if question is None:
             question = self._questions[room] = self._question(*room)
         parameters: dict[str, Any] = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
+        parameters["unreadable"] = sorted(self._unreadable)
         if self.quotas.bounds_running and (capacity.batch or capacity.service):
             parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
@@ -220,8 +229,10 @@ class WorkQueue:
         return sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
+        """Return the beginning of a question for rows of *kind* that are not for later versions."""
         table = self.records.table(kind)
         task = kind == "task"
+        unreadable = sa.bindparam("unreadable", type_=sa.String, expanding=True)
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
         return sa.select(
             sa.literal(kind).label("kind"),
@@ -235,7 +246,7 @@ class WorkQueue:
             table.c.session_key,
             in_session.label("in_session"),
             table.c.created_at,
-        )
+        ).where(table.c.id.not_in(unreadable))
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
@@ -284,17 +295,50 @@ class WorkQueue:
             reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
-    def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
+    def _change(
+        self, link: sa.Connection, items: Sequence[str], values: dict[str, Any], otherwise: dict[str, Any] | None = None
+    ) -> list[TaskHead]:
+        """Give tasks *values* and return their heads; those that only a later version understands get *otherwise* instead."""
         if not items:
             return []
-        table = self.records.table("task")
+        table, heads, unreadable = self.records.table("task"), dict[str, TaskHead](), list[str]()
         change = table.update().where(table.c.id.in_(items)).values(values).returning(*table.c)
-        heads = {row["id"]: head_of(TaskHead, row) for row in link.execute(change).mappings()}
+        for row in link.execute(change).mappings().all():
+            try:
+                heads[row["id"]] = head_of(TaskHead, row)
+            except ValidationError as error:
+                self._leave(row["id"], error)
+                unreadable.append(row["id"])
+        if unreadable:
+            link.execute(table.update().where(table.c.id.in_(unreadable)).values(otherwise or {}))
         return [heads[item] for item in items if item in heads]
+
+    def _readable_jobs(self, link: sa.Connection, items: Sequence[str]) -> list[str]:
+        """Return those of *items* whose specification this version understands."""
+        readable: list[str] = []
+        table = self.records.table("job")
+        for row in link.execute(sa.select(table.c.id, table.c.spec).where(table.c.id.in_(items))) if items else ():
+            try:
+                JobSpec.model_validate_json(row.spec)
+                readable.append(row.id)
+            except ValidationError as error:
+                self._leave(row.id, error)
+        return readable
+
+    def _leave(self, item: str, error: ValidationError) -> None:
+        """Leave a task or job to workers of a later version; what was left is asked for again once it is too much."""
+        _LOG.error("%s is left to a worker of a later version: %s", item, error)
+        if len(self._unreadable) >= MAX_LEFT:
+            self._unreadable.clear()
+        self._unreadable.add(item)
 
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
         """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""
-        head = self.records.head(link, TaskHead, item)
+        try:
+            head = self.records.head(link, TaskHead, item)
+        except ValidationError as error:
+            self._leave(item, error)
+            return None
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)

@@ -161,6 +161,7 @@ class WorkTables:
             *columns(sa.Text, "error_message", "cancel_reason"),
             sa.Column("skill_name", word_type(500)),
             sa.Column("repeat_of", word_type(80)),
+            sa.Column("traceparent", sa.String(80)),
             *more,
             *(sa.Index(f"{name}_{end}", *of) for end, of in LISTINGS.items()),
             *(sa.Index(f"{name}_{end}", *of, **partial) for end, of in QUEUED.items()),
@@ -378,7 +379,10 @@ def new_row(
         "session_id": spec.session_id,
         "session_key": session_key,
         "body_hash": body_hash,
-        "spec": spec.model_dump_json(),
+        "spec": spec.model_dump_json(
+            exclude={"traceparent"}
+        ),  # workers of earlier versions refuse fields they do not know
+        "traceparent": spec.traceparent or None,
         "home": home,
         "created_at": micros(utc_now()),
         "skill_name": spec.placement.skill_name,
@@ -406,8 +410,15 @@ _COLUMNS: Final = {
 def head_of(
     kind: type[Head], row: Mapping[Any, Any], *, spec: TaskSpec | JobSpec | None = None, tasks: Sequence[TaskHead] = ()
 ) -> Head:
-    """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column."""
-    values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}
+    """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column.
+
+    Raises ValidationError for a specification that only a later version understands.
+    """
+    if spec is None:
+        spec = kind.SPEC.model_validate_json(row["spec"])
+        if row.get("traceparent"):
+            spec = spec.model_copy(update={"traceparent": row["traceparent"]})
+    values: dict[str, Any] = {"spec": spec}
     if kind.KIND == "job":
         values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)
     for name, column in _COLUMNS[kind.KIND]:

@@ -1,4 +1,4 @@
-"""Where each worker serves the files of its host to other hosts' doors, by which key, and since when its disk is full."""
+"""Where workers serve the files of their hosts, by which key, since when their disk is full; the trace of tasks and jobs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add them; a worker that entered the roster before serves nothing, and says nothing of its disk."""
+    """Add them; a worker that entered the roster before serves nothing, and work that was submitted before has no trace."""
     for column in (*columns(sa.String(300), "address", "stream_key"), sa.Column("full_since", sa.BigInteger)):
         op.add_column("kd_workers", column)
+    for table in ("kd_tasks", "kd_jobs"):
+        op.add_column(table, sa.Column("traceparent", sa.String(80)))

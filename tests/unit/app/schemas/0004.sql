@@ -62,7 +62,7 @@ CREATE TABLE kd_jobs (
 	error_code VARCHAR(80), 
 	error_message TEXT, 
 	cancel_at BIGINT, 
-	cancel_reason TEXT, skill_name VARCHAR(500), repeat_of VARCHAR(80), 
+	cancel_reason TEXT, skill_name VARCHAR(500), repeat_of VARCHAR(80), traceparent VARCHAR(80), 
 	PRIMARY KEY (id)
 );
 CREATE TABLE kd_meta (
@@ -150,10 +150,10 @@ CREATE TABLE kd_tasks (
 	stderr_total BIGINT, 
 	artifacts TEXT, 
 	output_errors TEXT, 
-	endpoints TEXT, skill_name VARCHAR(500), repeat_of VARCHAR(80), 
+	endpoints TEXT, skill_name VARCHAR(500), repeat_of VARCHAR(80), traceparent VARCHAR(80), 
 	PRIMARY KEY (id)
 );
-INSERT INTO "kd_tasks" VALUES('task_5l2w3gqeb25gc4hjxeel3mrgwa','local','acme','writer','','queued','s1','21d0b714a62ec4100f2c473e142de524c3136727','','{"scope":{"tenant":"local","project":"acme","agent":"writer","alias":""},"session_id":"s1","command":{"argv":["true"],"cwd":".","env":{},"inputs":[],"outputs":[],"timeout_s":1.0},"placement":{"engine":"bubblewrap","skill_name":"public.brief","version_hash":"sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc","skills":[],"limits":{"wall_s":30.0,"cpu_s":null,"memory":268435456,"pids":64,"nofile":256,"fsize":67108864,"work_size":67108864,"tmp_size":67108864,"stdout":1048576,"stderr":1048576,"stdin":8388608,"arg_size":131072,"output_files":256,"output_size":67108864},"unsafe_local":false},"mode":"batch","on_busy":"wait","retry_on_lost":false,"service":null}','a5f1724d24acd535',NULL,NULL,1795319437648859,NULL,NULL,NULL,NULL,NULL,NULL,'batch',NULL,NULL,NULL,0,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,'public.brief',NULL);
+INSERT INTO "kd_tasks" VALUES('task_5l2w3gqeb25gc4hjxeel3mrgwa','local','acme','writer','','queued','s1','21d0b714a62ec4100f2c473e142de524c3136727','','{"scope":{"tenant":"local","project":"acme","agent":"writer","alias":""},"session_id":"s1","command":{"argv":["true"],"cwd":".","env":{},"inputs":[],"outputs":[],"timeout_s":1.0},"placement":{"engine":"bubblewrap","skill_name":"public.brief","version_hash":"sha256:19d39e7f09bc04509174bbc9205571a7fcdc4760ba5820543e48544c23cd5adc","skills":[],"limits":{"wall_s":30.0,"cpu_s":null,"memory":268435456,"pids":64,"nofile":256,"fsize":67108864,"work_size":67108864,"tmp_size":67108864,"stdout":1048576,"stderr":1048576,"stdin":8388608,"arg_size":131072,"output_files":256,"output_size":67108864},"unsafe_local":false},"mode":"batch","on_busy":"wait","retry_on_lost":false,"service":null}','a5f1724d24acd535',NULL,NULL,1795319437648859,NULL,NULL,NULL,NULL,NULL,NULL,'batch',NULL,NULL,NULL,0,0,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,'public.brief',NULL,NULL);
 CREATE TABLE kd_tokens (
 	id VARCHAR(32) NOT NULL, 
 	secret_hash VARCHAR(80) NOT NULL, 

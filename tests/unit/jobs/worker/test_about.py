@@ -8,6 +8,7 @@ import logging
 from kdskills.app.logs import json_logs
 from kdskills.app.telemetry import Telemetry
 from kdskills.errors.traces import Trace
+from kdskills.jobs import shim
 from kdskills.jobs.runs import AboutWork, TaskRun, about
 from kdskills.jobs.worker import Worker
 
@@ -95,16 +96,17 @@ async def test_a_task_goes_on_with_its_trace(bench, client):
     context.span = Telemetry().span
     spec = bench.make.task().model_copy(update={"traceparent": str(begun)})
     head = await client.submit(spec)
-    plain_start = bench.starter.start
+    plain_start, texts = bench.starter.start, []
 
     async def start(folder):
         LOG.info("it starts")
+        texts.append((folder / shim.ORDER).read_text(encoding="utf-8"))
         await plain_start(folder)
 
     bench.starter.start = start
     with Lines() as lines:
         await bench.run(head.id)
-    order = Trace.read(bench.work.attempts.find(head.id, 1).order.spec.traceparent)
+    (order,) = (Trace.read(json.loads(text)["order"]["spec"]["traceparent"]) for text in texts)
     assert (order.trace_id, order.span_id == begun.span_id) == (begun.trace_id, False)
     assert bench.head(head.id).spec.trace_id == begun.trace_id
     assert [line["trace_id"] for line in lines.read()] == [begun.trace_id]
