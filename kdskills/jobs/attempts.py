@@ -162,7 +162,10 @@ class WarmStarter:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, folder: Path) -> None:
-        """Start the shim of the attempt in *folder*; one that is alive already is left alone. Raises ExecFailed."""
+        """Start the shim of the attempt in *folder*; one that is alive already is left alone.
+
+        Raises ExecFailed, and OSError when the disk is full: then nothing began.
+        """
         order = {"start": str(folder)}
 
         def ask_twice() -> dict[str, object] | None:
@@ -170,6 +173,8 @@ class WarmStarter:
                 return self._ask(order) or self._ask(order)
 
         answer = await asyncio.to_thread(ask_twice)
+        if answer is not None and answer.get("errno") in shim.FULL:
+            raise OSError(answer["errno"], str(answer["error"]), str(folder))
         if answer is None or "error" in answer:
             cause = "it died" if answer is None else answer["error"]
             raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
@@ -423,7 +428,7 @@ class Attempts:
         return self._state / SESSIONS / require_task_id(session_key)
 
     async def start(self, order: AttemptOrder) -> Attempt:
-        """Start an attempt and return once its shim holds the lock. Raises ExecFailed.
+        """Start an attempt and return once its shim holds the lock. Raises ExecFailed, and OSError for a full disk.
 
         The same attempt may be started again: one that began, whether it lives or not, is only found. So a worker that
         was killed between its decision and the start repeats the call without ever running a program twice.

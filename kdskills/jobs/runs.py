@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from kdskills.errors import KdskillsError
 from kdskills.errors.traces import Trace, current_trace
+from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.attempts import Attempt, AttemptOrder, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.model import (
@@ -222,7 +223,8 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
     return min(longest_s, first_s * 2.0 ** min(restarts, 60))
 
 
-_ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
+_ROOM_S: Final = 1.0
+_ENDED_BETWEEN: Final[dict[str, Any]] = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
 
 
 class TaskRun:
@@ -242,7 +244,10 @@ class TaskRun:
             with about(job=head.job_id), self._traced(head):
                 while True:
                     try:
-                        attempt = await self._attempt(head)
+                        attempt = await self._attempt_with_room(head)
+                        if attempt is None:
+                            await self._finish(head, Verdict(**_ENDED_BETWEEN), None)
+                            return
                     except KdskillsError as error:
                         broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
                         await self._finish(head, broken, None)
@@ -261,6 +266,21 @@ class TaskRun:
                     head = await self._context.head(self._item) or head
         finally:
             self._context.note_change(head.job_id)
+
+    async def _attempt_with_room(self, head: TaskHead) -> Attempt | None:
+        """Return the attempt the head names, which waits for room on a full disk; None when it was canceled meanwhile."""
+        cancel_event = self._context.cancel_events[head.id]
+        while True:
+            try:
+                return await self._attempt(head)
+            except OSError as error:
+                if error.errno not in shim.FULL:
+                    raise
+                LOG.warning("%s, which did not begin, waits for room on the disk", head.id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ROOM_S):
+                    await cancel_event.wait()
+                return None
 
     def _traced(self, head: TaskHead) -> AbstractContextManager[object]:
         begun, span = Trace.read(head.spec.traceparent), self._context.span

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_REPORT = 2 * 1024 * 1024
+CLOSED_S = 10.0
 OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where a container reads about itself, with cgroups of version 2 and 1."""
 
@@ -64,6 +65,9 @@ def main(words: list[str]) -> int:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     except OSError as error:
         sys.stderr.write(f"container_init: {error.strerror}\n")
+        return 125
+    if not first_is_closed():
+        sys.stderr.write("container_init: the container's first process can be read by others; nothing was run\n")
         return 125
     order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
     place_inputs(lambda size: exactly(0, size), order["inputs"], order.get("executable", []))
@@ -97,6 +101,23 @@ def hold() -> int:
     if send(-1, signal.SIGTERM):
         time.sleep(0.5)
     return 0
+
+
+def first_is_closed() -> bool:
+    """Wait until no program of this uid can read the container's first process; False when that takes too long.
+
+    One that holds the container was started a moment before us, and closes itself first of all.
+    """
+    end = time.monotonic() + CLOSED_S
+    while os.getpid() != 1:
+        try:
+            os.close(os.open("/proc/1/environ", os.O_RDONLY))
+        except OSError:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.002)
+    return True
 
 
 def serving() -> list[int]:

@@ -100,6 +100,13 @@ class FakePod:
         """Return the object as the API tells it."""
         return {**self.body, "status": self.status}
 
+    def end(self) -> None:
+        """Kill everything in it."""
+        self.killed = True
+        if self.first:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.first, signal.SIGKILL)
+
     def state(self, container: str, **state: Any) -> None:
         """Note the state of a container."""
         init = container in {one["name"] for one in self.body["spec"]["initContainers"]}
@@ -128,6 +135,7 @@ class FakeCluster:
         self.verbs: Counter[str] = Counter()
         self.manifests: list[dict[str, Any]] = []
         self.pods: dict[str, FakePod] = {}
+        self._every: list[FakePod] = []
         self.policies: dict[str, dict[str, Any]] = {}
         self._tree, self._parent = build_rootfs(), find_parent()
         routes = [
@@ -172,13 +180,9 @@ class FakeCluster:
 
     def __exit__(self, *_: object) -> None:
         """End every pod, wait until nothing of it is left, and stop."""
-        pods = list(self.pods.values())
-        while running := [pod for pod in pods if pod.task is not None and not pod.task.done()]:
+        while running := [pod for pod in self._every if pod.task is not None and not pod.task.done()]:
             for pod in running:
-                pod.killed = True
-                if pod.first:  # it may be one whose first process is about to be told
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pod.first, signal.SIGKILL)
+                pod.end()  # again and again: the first process of one may be about to be told
             time.sleep(0.02)
         self._server.should_exit = True
         self._thread.join()
@@ -190,14 +194,11 @@ class FakeCluster:
     def kill(self, name: str, reason: str = "", message: str = "") -> None:
         """End a pod as its node does; with a *reason* the failed object stays, else it goes as well."""
         pod = self.pods[name]
-        pod.killed = True
         if reason:
             pod.status |= {"phase": "Failed", "reason": reason, "message": message}
         else:
             self.pods.pop(name, None)
-        if pod.first:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pod.first, signal.SIGKILL)
+        pod.end()
 
     def _fault(self, asked: str) -> Response | None:
         self.verbs[asked] += 1
@@ -232,6 +233,7 @@ class FakeCluster:
         if answer.status_code == 201:
             pod = FakePod(body, self.folder / body["metadata"]["name"])
             self.pods[pod.name] = pod
+            self._every.append(pod)
             pod.task = asyncio.create_task(self._node(pod))
         return answer
 
@@ -266,13 +268,13 @@ class FakeCluster:
     async def _terminate(self, pod: FakePod) -> None:
         """End a pod as a deletion does: TERM to its first process, and KILL when its grace is over."""
         grace = float(pod.body["spec"]["terminationGracePeriodSeconds"])
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                if pod.first:
-                    os.kill(pod.first, number)
-            pod.killed = pod.killed or not pod.first
-            if pod.task is not None:
+        if pod.task is not None:
+            if pod.first:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pod.first, signal.SIGTERM)
                 await asyncio.wait([pod.task], timeout=grace)
+            pod.end()
+            await asyncio.wait([pod.task], timeout=grace)
         self.pods.pop(pod.name, None)
 
     async def _node(self, pod: FakePod) -> None:
@@ -299,7 +301,7 @@ class FakeCluster:
         finally:
             shutil.rmtree(pod.folder, ignore_errors=True)
 
-    async def _contain(self, pod: FakePod, container: dict[str, Any]) -> tuple[int, str]:
+    async def _contain(self, pod: FakePod, container: dict[str, Any], tries: int = 5) -> tuple[int, str]:
         """Run a container to its end and return (exit code, its last words)."""
         name, limits = container["name"], container["resources"]["limits"]
         if self._parent is not None:
@@ -315,6 +317,8 @@ class FakeCluster:
         os.close(write)
         told = await asyncio.to_thread(_read_all, read)
         pod.first, pod.container = json.loads(told)["child-pid"] if told else 0, name
+        if pod.killed:  # while it was started
+            pod.end()
         if name == "program":
             await self._connect(pod)
         pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
@@ -328,6 +332,8 @@ class FakeCluster:
         if pod.leaf is not None:
             await asyncio.to_thread(pod.leaf.remove)
         pod.first, pod.leaf = 0, None
+        if not told and "bwrap: loopback" in words and tries:  # the kernel's answer was lost on a busy machine
+            return await self._contain(pod, container, tries - 1)
         reason = "OOMKilled" if code and kills else "Error" if code else "Completed"
         pod.state(name, terminated={"exitCode": code, "reason": reason, "message": words})
         return code, words

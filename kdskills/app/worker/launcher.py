@@ -1,7 +1,7 @@
 """The launcher: imports every engine once, then forks a shim per order in milliseconds; the shim forks the runner.
 
 ``python -m kdskills.app.worker.launcher [--reap ENGINE]``. Standard input: one line of settings, then one order a line,
-`{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS}`. It ends with
+`{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS, "errno": NUMBER}`. It ends with
 its standard input. It has one thread and never runs an engine itself, so a fork of it is a clean beginning.
 
 The runner is one attempt's engine, from the order to the result, in a process of its own below the shim. TERM means cancel:
@@ -85,7 +85,7 @@ class Launcher:
                 self._load(_engine_of(folder))
                 answer = self._start(folder)
             except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
             try:
                 os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
             except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import time
 from unittest.mock import Mock
@@ -38,6 +39,31 @@ async def test_a_program_nobody_saw_has_its_times(bench, client):
     over = await bench.run((await client.submit(bench.make.task())).id)
     assert (over.status, over.exit_code, over.stdout_tail, over.stdout_total) == ("succeeded", 0, b"hi\n", 3)
     assert (over.started_at, over.ready_at) == (moment(1000.5), moment(1000.5))
+
+
+async def test_a_full_disk_keeps_a_task_waiting_and_nothing_is_lost(bench, client, monkeypatch):
+    """What could not begin for want of room begins as the same attempt once there is some; a cancel ends the wait."""
+    monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.05)
+    bench.starter.broken = OSError(errno.ENOSPC, "No space left on device")
+    head, unwanted = [await client.submit(bench.make.task()) for _ in range(2)]
+    runs = [asyncio.ensure_future(bench.run(item.id)) for item in (head, unwanted)]
+    await asyncio.sleep(0.3)
+    assert [(bench.head(item.id).status, run.done()) for item, run in zip((head, unwanted), runs, strict=True)] == [
+        ("starting", False)
+    ] * 2
+    bench.context.cancel_events[unwanted.id].set()
+    over = await asyncio.wait_for(runs[1], 10)
+    assert (over.status, over.attempt, bench.starter.folders) == ("canceled", 1, [])
+    bench.starter.broken = None
+    over = await asyncio.wait_for(runs[0], 10)
+    assert (over.status, over.attempt, len(bench.starter.folders)) == ("succeeded", 1, 1)
+
+
+async def test_other_trouble_of_the_disk_is_told(bench, client):
+    """Only want of room is waited for."""
+    bench.starter.broken = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output error"):
+        await bench.run((await client.submit(bench.make.task())).id)
 
 
 async def test_a_service_keeps_its_first_start_and_its_addresses(bench, client):
