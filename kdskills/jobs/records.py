@@ -495,16 +495,25 @@ def moment(seconds: float | None) -> int | None:
     return None if not seconds else round(seconds * 1_000_000)
 
 
+def without_room(verdict: Verdict) -> bool:
+    """Whether nothing began because the disk was full."""
+    return verdict.status == "refused" and verdict.error_code == "disk_full"
+
+
 def follows(head: TaskHead, verdict: Verdict) -> Repetition:
     """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
 
-    How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.
+    What did not begin for want of room may be repeated whatever it is. How often something was lost is told by the head alone,
+    so that a worker that dies with its programs forgets nothing.
     """
-    if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
+    no_room = without_room(verdict)
+    if head.cancel_at is not None or (verdict.status in ("ok", "cancelled", "refused") and not no_room):
         return "no"
     lost = head.attempt - 1 - head.restarts
-    if verdict.status == "lost" and head.spec.retry_on_lost and lost < LOST_TRIES:
+    if (no_room or (verdict.status == "lost" and head.spec.retry_on_lost)) and lost < LOST_TRIES:
         return "retry"
+    if no_room:
+        return "no"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
 

@@ -35,7 +35,7 @@ from kdskills.jobs.model import (
     step_task_id,
 )
 from kdskills.jobs.queue import Capacity, Work
-from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
+from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome, without_room
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
@@ -224,7 +224,12 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
 
 
 _ROOM_S: Final = 1.0
-_ENDED_BETWEEN: Final[dict[str, Any]] = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
+_ENDED_BETWEEN: Final[dict[str, Any]] = {
+    "status": "cancelled",
+    "error_code": "canceled",
+    "error_message": None,
+    "finished_at": 0.0,
+}
 
 
 class TaskRun:
@@ -269,18 +274,26 @@ class TaskRun:
 
     async def _attempt_with_room(self, head: TaskHead) -> Attempt | None:
         """Return the attempt the head names, which waits for room on a full disk; None when it was canceled meanwhile."""
-        cancel_event = self._context.cancel_events[head.id]
         while True:
             try:
                 return await self._attempt(head)
             except OSError as error:
                 if error.errno not in shim.FULL:
                     raise
-                LOG.warning("%s, which did not begin, waits for room on the disk", head.id)
+            if not await self._room(head):
+                return None
+
+    async def _room(self, head: TaskHead) -> bool:
+        """Wait until there is room on the disk for what did not begin without it; False when it was canceled meanwhile."""
+        LOG.warning("%s, which did not begin, waits for room on the disk", head.id)
+        cancel_event = self._context.cancel_events[head.id]
+        while not cancel_event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ROOM_S):
                     await cancel_event.wait()
-                return None
+            if self._context.full_since() is None:
+                break
+        return not cancel_event.is_set()
 
     def _traced(self, head: TaskHead) -> AbstractContextManager[object]:
         begun, span = Trace.read(head.spec.traceparent), self._context.span
@@ -355,6 +368,8 @@ class TaskRun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await cancel_event.wait()
+        elif without_room(verdict):
+            await self._room(head)
         if cancel_event.is_set():
             await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
             return False

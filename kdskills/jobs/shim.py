@@ -29,7 +29,8 @@ STDERR: Final = "stderr.log"
 OUT: Final = "out"
 ROOM: Final = ".room"
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-DISK_FULL: Final = 74  # exit code of a runner that found the disk full
+DISK_FULL: Final = 74  # exit code of a runner that found the disk full after its program had begun
+NO_ROOM: Final = 73  # that of one whose program did not begin
 ROOM_BYTES: Final = 128 * 1024  # kept free for the verdict of each attempt, so that a full disk does not take it
 ROOM_S: Final = 30.0  # how long a verdict waits for room on a disk that is full all the same
 PATIENCE_S: Final = 15.0
@@ -67,25 +68,32 @@ def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
             os.close(folder)
 
 
-def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
-    """Write the verdict on the attempt in *folder*: on a full disk with the room kept for it, and it says so.
+def write_in_room(path: Path, facts: dict[str, Any], *, durable: bool = False, words: str | None = None) -> None:
+    """Write *facts* of an attempt as `write_json`: on a full disk with the room kept for the verdict, or once there is some.
 
-    Raises OSError when there was no room within `ROOM_S`, or the disk is broken.
+    With *words*, facts that had no room at first say so by them in their `error_message`. Raises OSError when there was no room
+    within `ROOM_S`, or the disk is broken.
     """
     end, pause = time.monotonic() + ROOM_S, 0.01
     while True:
         try:
-            write_json(folder / EXIT, verdict, durable=True)
-            break
+            write_json(path, facts, durable=durable)
         except OSError as error:
             if error.errno not in FULL or time.monotonic() >= end:
                 raise
-            (folder / ROOM).unlink(missing_ok=True)
-        words = verdict.get("error_message") or ""
-        if _NO_ROOM not in words:
-            verdict = verdict | {"error_message": f"{words}; {_NO_ROOM}" if words else _NO_ROOM}
+            (path.parent / ROOM).unlink(missing_ok=True)
+        else:
+            return
+        message = facts.get("error_message") or ""
+        if words is not None and words not in message:
+            facts = facts | {"error_message": f"{message}; {words}" if message else words}
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
+    """Write the verdict on the attempt in *folder*; one that had no room at first says so. Raises OSError as `write_in_room`."""
+    write_in_room(folder / EXIT, verdict, durable=True, words=_NO_ROOM)
     (folder / ROOM).unlink(missing_ok=True)
 
 
@@ -202,27 +210,24 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     os.ftruncate(lock, 0)
     os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
     order = read_json(folder / ORDER) or {}
-    with contextlib.suppress(OSError):  # a disk without room for the verdict is found out when that is written
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
-            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
-    started = time.time()
-    cancel_requested, overdue = (folder / CANCEL).exists(), False
+    limit, lease = order.get("backstop_s"), order.get("lease_file")
+    lease_path = None if lease is None else Path(lease)
+    started, overdue = time.time(), False
     status: int | None = None
-    if not cancel_requested:
-        limit = order.get("backstop_s")
-        lease = order.get("lease_file")
-        backstop_s, lease_path = None if limit is None else float(limit), None if lease is None else Path(lease)
+    has_room, cancel_requested = _room_for_verdict(folder, lease_path)
+    if has_room and not cancel_requested:
+        backstop_s = None if limit is None else float(limit)
         status, cancel_requested, overdue = _attend(_child(run), folder, backstop_s, lease_path)
     _end_tree()
     result = read_json(folder / RESULT)
-    if result is None and not (cancel_requested and status is None):
+    if result is None and status is not None:
         # what the engine of a killed runner left: containers, remote runs, cgroups
         pid, end = _child(reap), time.monotonic() + REAP_S
         while _reaped(pid) is None and time.monotonic() < end:
             signal.sigtimedwait({signal.SIGCHLD}, 1.0)
         _end_tree()
     if result is None:
+        status = status if has_room else NO_ROOM << 8  # as a runner would say it
         result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
@@ -231,6 +236,26 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     if (folder / FENCED).exists():
         result |= {"status": "lost", "error_code": "lost", "error_message": "the lease of its host was over"}
     write_verdict(folder, result)
+
+
+def _room_for_verdict(folder: Path, lease: Path | None) -> tuple[bool, bool]:
+    """Wait until room is kept on the disk for the verdict: nothing begins before. Whether there is, and whether to end instead."""
+    end = time.monotonic() + ROOM_S
+    cancel_requested = (folder / CANCEL).exists()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        try:
+            with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
+                os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
+        except OSError as error:
+            if error.errno not in FULL:  # found out when the verdict is written
+                return True, cancel_requested
+        else:
+            return True, cancel_requested
+        if cancel_requested or time.monotonic() >= end or (lease is not None and _lease_over(lease)):
+            return False, cancel_requested
+        received = signal.sigtimedwait(_END_SIGNALS, 0.2)
+        cancel_requested = received is not None
 
 
 def children(pid: int) -> list[int]:
@@ -338,6 +363,8 @@ def _without_result(
         verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
     elif cancel_requested:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
+    elif status is not None and os.waitstatus_to_exitcode(status) == NO_ROOM:
+        verdict, code, message = "refused", "disk_full", "the disk of the state folder was full: nothing began"
     elif status is not None and os.waitstatus_to_exitcode(status) == DISK_FULL:
         verdict, code = "infra_error", "disk_full"
         message = "the disk of the state folder was full: nothing could be kept"

@@ -35,6 +35,7 @@ class EvalsRunner:
     order: AttemptOrder
     settings: Settings
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    began: bool = True  # whatever broke it: rows that landed are not run again
 
     async def main(self) -> Verdict:
         """Run the rows that have not landed, and return the verdict; TERM ends it, with a report on what has."""

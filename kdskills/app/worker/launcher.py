@@ -143,13 +143,14 @@ class Launcher:
         be_called(f"runner {folder.parent.name}/{folder.name}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
         order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
+        runner = self._runner(folder, order)
         try:
-            verdict = asyncio.run(self._runner(folder, order).main())
-            shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+            verdict = asyncio.run(runner.main())
+            shim.write_in_room(folder / shim.RESULT, verdict.model_dump(mode="json"))
         except OSError as error:
             if error.errno not in shim.FULL:
                 raise
-            return shim.DISK_FULL
+            return shim.DISK_FULL if runner.began else shim.NO_ROOM
         return 0
 
     def _runner(self, folder: Path, order: AttemptOrder) -> AttemptRunner | EvalsRunner:
@@ -191,13 +192,14 @@ def _own_descriptors(folder: Path, lock: int) -> None:
 
 @dataclass(eq=False)
 class AttemptRunner:
-    """One attempt; `engine` is None when there is none of the name in its order."""
+    """One attempt; `engine` is None when there is none of the name in its order, `began` tells whether the program did."""
 
     folder: Path
     order: AttemptOrder
     engine: Executor | None
     settings: Settings
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    began: bool = False
 
     async def main(self) -> Verdict:
         """Run it to its verdict; what cannot be run is a verdict too."""
@@ -220,6 +222,7 @@ class AttemptRunner:
             request = replace(request, skills=await self.at_hand(request.skills))
             require_consent(engine, request, allow_unisolated=self.settings.allow_unisolated)
             handle = await engine.start(request)
+        self.began = True
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
         files = None if session is None else workdir_files(result)
@@ -280,7 +283,7 @@ class AttemptRunner:
         return await waiting, instead
 
     def _tell(self, facts: AttemptFacts) -> None:
-        shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
+        shim.write_in_room(self.folder / shim.FACTS, facts.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

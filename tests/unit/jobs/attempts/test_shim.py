@@ -14,6 +14,7 @@ import pytest
 
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempt, Verdict, attempt_alive
+from kdskills.jobs.records import without_room
 
 
 @pytest.fixture
@@ -107,6 +108,61 @@ def test_runner_that_found_no_room_says_so(folder, begin):
     ended(begin(lambda: shim.DISK_FULL))
     found = verdict(folder)
     assert (found.status, found.error_code, "disk" in found.error_message) == ("infra_error", "disk_full", True)
+
+
+def test_runner_that_began_nothing_for_want_of_room_says_so(folder, begin):
+    """Nothing ran, so it may be begun again whatever it is."""
+    ended(begin(lambda: shim.NO_ROOM))
+    found = verdict(folder)
+    assert (found.status, found.error_code, "nothing began" in found.error_message) == ("refused", "disk_full", True)
+    assert without_room(found)
+
+
+def no_room(*_):
+    """Find the disk full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_nothing_begins_before_there_is_room_for_its_verdict(folder, begin, monkeypatch):
+    """Without room to keep for the verdict the runner is never called, and the verdict says that nothing began."""
+    monkeypatch.setattr(shim, "ROOM_S", 0.3)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    assert ended(begin(tells(folder))) == 0
+    assert without_room(verdict(folder))
+    assert not (folder / shim.RESULT).exists()
+
+
+def test_what_waits_for_room_begins_once_there_is_some(folder, begin, monkeypatch):
+    """Room that comes is found within a moment."""
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *to: allocate(*to) if (folder / "free").exists() else no_room())
+    pid = begin(tells(folder, exit_code=0))
+    time.sleep(0.5)
+    assert not (folder / shim.RESULT).exists()
+    (folder / "free").touch()
+    assert ended(pid) == 0
+    assert verdict(folder).status == "ok"
+
+
+def test_what_waits_for_room_can_be_canceled(folder, begin, monkeypatch):
+    """A cancel ends the wait, and nothing began."""
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    pid = begin(tells(folder))
+    until(lambda: shim.read_identity(folder) is not None)
+    os.kill(pid, signal.SIGTERM)
+    assert ended(pid) == 0
+    assert (verdict(folder).status, (folder / shim.RESULT).exists()) == ("cancelled", False)
+
+
+def test_a_runner_has_the_room_kept_for_the_verdict(folder, monkeypatch):
+    """What a runner tells is written in its place on a full disk."""
+    (folder / shim.ROOM).write_bytes(b"x")
+    write = shim.write_json
+    monkeypatch.setattr(
+        shim, "write_json", lambda *to, **how: no_room() if (folder / shim.ROOM).exists() else write(*to, **how)
+    )
+    shim.write_in_room(folder / shim.RESULT, {"status": "ok"})
+    assert shim.read_json(folder / shim.RESULT) == {"status": "ok"}
 
 
 @pytest.fixture

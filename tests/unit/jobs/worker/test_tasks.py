@@ -59,6 +59,19 @@ async def test_a_full_disk_keeps_a_task_waiting_and_nothing_is_lost(bench, clien
     assert (over.status, over.attempt, len(bench.starter.folders)) == ("succeeded", 1, 1)
 
 
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_its_shim_did_not_begin_for_want_of_room_is_begun_again(bench, client, monkeypatch, again):
+    """Whatever a task allows when it is lost: nothing began. Only so often, should the disk be full for another reason."""
+    monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.02)
+    refused = {"status": "refused", "error_code": "disk_full", "error_message": "nothing began"}
+    bench.starter.scenes = [refused, refused, {}]
+    over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
+    assert (over.status, over.attempt) == ("succeeded", 3)
+    bench.starter.folders, bench.starter.scenes = [], [refused]
+    over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
+    assert (over.status, over.error_code, over.attempt) == ("failed", "disk_full", 4)
+
+
 async def test_other_trouble_of_the_disk_is_told(bench, client):
     """Only want of room is waited for."""
     bench.starter.broken = OSError(errno.EIO, "Input/output error")
