@@ -137,7 +137,7 @@ def test_what_waits_for_room_begins_once_there_is_some(folder, begin, monkeypatc
     allocate = os.posix_fallocate
     monkeypatch.setattr(os, "posix_fallocate", lambda *to: allocate(*to) if (folder / "free").exists() else no_room())
     pid = begin(tells(folder, exit_code=0))
-    time.sleep(0.5)
+    until((folder / shim.ROOM).exists)  # it was tried
     assert not (folder / shim.RESULT).exists()
     (folder / "free").touch()
     assert ended(pid) == 0

@@ -44,17 +44,23 @@ async def test_a_program_nobody_saw_has_its_times(bench, client):
 async def test_a_full_disk_keeps_a_task_waiting_and_nothing_is_lost(bench, client, monkeypatch):
     """What could not begin for want of room begins as the same attempt once there is some; a cancel ends the wait."""
     monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.05)
-    bench.starter.broken = OSError(errno.ENOSPC, "No space left on device")
+    refused, both, play = set(), asyncio.Event(), bench.starter.start
+
+    async def start(folder):
+        refused.add(folder)
+        if len(refused) == 2:
+            both.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bench.starter.start = start
     head, unwanted = [await client.submit(bench.make.task()) for _ in range(2)]
     runs = [asyncio.ensure_future(bench.run(item.id)) for item in (head, unwanted)]
-    await asyncio.sleep(0.3)
-    assert [(bench.head(item.id).status, run.done()) for item, run in zip((head, unwanted), runs, strict=True)] == [
-        ("starting", False)
-    ] * 2
+    await asyncio.wait_for(both.wait(), 10)
+    assert [(bench.head(item.id).status) for item in (head, unwanted)] == ["starting"] * 2
     bench.context.cancel_events[unwanted.id].set()
     over = await asyncio.wait_for(runs[1], 10)
     assert (over.status, over.attempt, bench.starter.folders) == ("canceled", 1, [])
-    bench.starter.broken = None
+    bench.starter.start = play
     over = await asyncio.wait_for(runs[0], 10)
     assert (over.status, over.attempt, len(bench.starter.folders)) == ("succeeded", 1, 1)
 
