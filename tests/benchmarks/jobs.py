@@ -23,6 +23,8 @@ from kdskills.jobs.settings import JobsSettings
 from kdskills.testing.work import (
     Report,
     WorkLab,
+    failover_storm,
+    failover_url,
     job_storm,
     keep_finished,
     kill_storm,
@@ -278,6 +280,12 @@ async def shared_storms(cluster: Cluster) -> AsyncIterator[Row]:
         async with host(cluster.create(f"storm_{mode}_{away_s:.0f}")) as (lab,):
             report = await outage_storm(lab, cluster, tasks=60, away_s=away_s, mode=mode, deadline_s=600)
             yield told(f"PostgreSQL {words}, 60 tasks", report)
+    with private_cluster() as first:
+        first.create("storm_failover")
+        with first.standby() as standby:
+            async with host(failover_url("storm_failover", first, standby)) as (lab,):
+                report = await failover_storm(lab, first, standby, tasks=60, deadline_s=600)
+                yield told("PostgreSQL failover, 61 tasks", report)
 
 
 async def main(words: list[str]) -> int:

@@ -5,6 +5,8 @@ from kdskills.testing.work.lab import Ledger, WorkLab, end_attempts, keep_finish
 from kdskills.testing.work.postgres import Cluster, private_cluster
 from kdskills.testing.work.storms import (
     Report,
+    failover_storm,
+    failover_url,
     job_storm,
     kill_storm,
     outage_storm,
@@ -21,6 +23,8 @@ __all__ = [
     "Report",
     "WorkLab",
     "end_attempts",
+    "failover_storm",
+    "failover_url",
     "fleet",
     "fleet_storm",
     "job_storm",

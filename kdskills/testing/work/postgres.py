@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,32 @@ class Cluster:
         self.stop()
         self.start()
         return self
+
+    @contextlib.contextmanager
+    def standby(self) -> Iterator[Cluster]:
+        """Give a server that follows this one, which answers no commit before both have it; stopped at the end."""
+        other = Cluster(self.programs, self.folder.with_name("standby"), unused_port())
+        source = f"host=127.0.0.1 port={self.port} user=kd application_name=standby"
+        self.run("pg_basebackup", "-D", str(other.folder), "-d", source, "-R", "-X", "stream", "-c", "fast")
+        other.start()
+        try:
+            with psycopg.connect(self.url(), autocommit=True) as link:
+                link.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+                link.execute("SELECT pg_reload_conf()")
+                state = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'"
+                while link.execute(state).fetchone() != (1,):
+                    time.sleep(0.05)
+            yield other
+        finally:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                other.stop("immediate")
+            shutil.rmtree(other.folder, ignore_errors=True)
+
+    def promote(self) -> None:
+        """Let a server that followed another one take writes itself."""
+        with psycopg.connect(self.url(), autocommit=True) as link:  # it has the setting of the one before
+            link.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        self.run("pg_ctl", "-D", str(self.folder), "-w", "promote")
 
     def run(self, program: str, *args: str) -> None:
         """Run one of the server's programs as its user."""

@@ -5,12 +5,15 @@ import asyncio
 import pytest
 
 from kdskills.testing.work import (
+    failover_storm,
+    failover_url,
     fleet,
     fleet_storm,
     job_storm,
     kill_storm,
     labs,
     outage_storm,
+    private_cluster,
     service_storm,
     sessions_storm,
     two_host_storm,
@@ -70,6 +73,18 @@ async def test_a_server_that_goes_away(cluster, mode, away_s):
     async with labs("a", url=cluster.create(f"away_{mode}_{away_s:.0f}")) as (lab,):
         report = await outage_storm(lab, cluster, tasks=12, away_s=away_s, mode=mode, deadline_s=200)
         assert report.clean, (report, lab.said())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.needs("postgres")
+async def test_a_server_that_fails_over():
+    """A standby takes over from a server that crashed in the middle of a transaction: nothing lost, half-written or twice."""
+    with private_cluster() as cluster:
+        cluster.create("failover")
+        with cluster.standby() as standby:
+            async with labs("a", url=failover_url("failover", cluster, standby)) as (lab,):
+                report = await failover_storm(lab, cluster, standby, tasks=12, deadline_s=200)
+                assert report.clean, (report, lab.said())
 
 
 @pytest.mark.timeout(300)
