@@ -14,10 +14,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -76,7 +76,15 @@ class AttemptOrder(Value):
         """Return what `order.json` holds: the order, and what the shim reads of it; no service is ended by time."""
         order, timeout = self.model_dump(mode="json"), self.spec.command.timeout_s
         backstop_s = None if timeout is None else timeout + BACKSTOP_S
-        return {"backstop_s": backstop_s, "lease_file": order["lease_file"], "order": order}
+        facts = {"backstop_s": backstop_s, "lease_file": order["lease_file"], "order": order}
+        return facts | {"traceparent": order["spec"].pop("traceparent")}  # a field that workers before do not know
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> AttemptOrder:
+        """Return the order that `to_json` told. Raises ValidationError, also for one of a later version."""
+        order = cls.model_validate(facts["order"])
+        spec = order.spec.model_copy(update={"traceparent": facts.get("traceparent", "")})
+        return order.model_copy(update={"spec": spec})
 
 
 class ProcessIdentity(Value):
@@ -331,7 +339,11 @@ class Attempt:
         """Ask it to end; False when it has ended already. `wait` tells when it is over. Works from any process."""
         if self.verdict() is not None:
             return False
-        shim.write_json(self.folder / shim.CANCEL, {"reason": reason[:1000]})
+        try:
+            shim.write_json(self.folder / shim.CANCEL, {"reason": reason[:1000]})
+        except OSError as error:  # on a full disk the signal is enough
+            if error.errno not in shim.FULL:
+                raise
         _send(self._pidfd(), signal.SIGTERM)
         return True
 
@@ -375,6 +387,8 @@ class Attempt:
             early_verdict = self.verdict()
             if early_verdict is not None:
                 return early_verdict
+            if shim.read_identity(self.folder) is None:
+                return NOT_BEGUN
             trouble = ""  # what could not be ended of what the engine left of dead runners, in words for the verdict
             try:
                 if self.starter is not None:
@@ -388,6 +402,14 @@ class Attempt:
         verdict = self.verdict()
         assert verdict is not None
         return verdict
+
+
+NOT_BEGUN: Final = Verdict(
+    status="refused",
+    error_code="disk_full",
+    error_message="nothing began: there was no room on the disk, or what should have watched it was killed",
+)
+"""The verdict on an attempt whose shim ended before it began anything; it is written nowhere."""
 
 
 def _send(fd: int | None, number: int) -> None:
@@ -450,7 +472,7 @@ class Attempts:
             return None
         if not attempt_alive(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
             return None
-        return Attempt(folder, AttemptOrder.model_validate(facts["order"]), self._starter)
+        return Attempt(folder, AttemptOrder.from_json(facts), self._starter)
 
     def log(self, task_id: str, attempt: int, stream: LogStream, offset: int, limit: int) -> LogPiece | None:
         """Return a piece of what an attempt printed, as `Attempt.logs`; None when nothing of it is here.

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
-from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead
+from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead, TaskSpec
 from kdskills.jobs.quotas import ProjectQuotas
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
@@ -43,8 +43,8 @@ CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
 FROZEN_MS: Final = 10_000
 """Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
-MAX_LEFT: Final = 1000
-"""Ids of work for later versions that one worker remembers at most."""
+MAX_LEFT: Final = 4000
+"""Ids of work for later versions that one worker passes over at most; what waits behind more of it waits for an upgrade."""
 _ACTIVE: Final = ("starting", "running")
 _OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
@@ -85,8 +85,8 @@ class WorkQueue:
     global_concurrency: int | None
     quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
-    _unreadable: set[str] = field(default_factory=set, init=False)
-    """Ids of tasks that only a later version understands, which its workers take."""
+    unreadable: set[str] = field(default_factory=set, init=False)
+    """Ids of tasks and jobs that only a later version understands, which its workers take; `MAX_LEFT` at most."""
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -141,6 +141,7 @@ class WorkQueue:
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
+        lost, passed_over = 0, len(self.unreadable)
         for row in rows:
             if row.status != "queued" and row.kind == "task":
                 if row.host == self.host:
@@ -148,7 +149,8 @@ class WorkQueue:
                     continue
                 head = self._take_over(link, row.id, executor)
                 if head is None:
-                    continue  # it was at most once, and its host is gone
+                    lost += 1  # it was at most once, and its host is gone
+                    continue
                 heads.append(head)
             elif row.status == "queued":
                 if room[row.mode] <= 0:
@@ -173,7 +175,8 @@ class WorkQueue:
             link.execute(table.update().where(table.c.id.in_(jobs)).values(values))
         claimed = {*jobs, *(head.id for head in heads)}
         self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
-        return ClaimedWork(tuple(heads), tuple(jobs), len(rows) >= capacity.most)
+        may_continue = len(rows) >= capacity.most and bool(claimed or lost)
+        return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self.unreadable) > passed_over)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -197,7 +200,7 @@ class WorkQueue:
         if question is None:
             question = self._questions[room] = self._question(*room)
         parameters: dict[str, Any] = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
-        parameters["unreadable"] = sorted(self._unreadable)
+        parameters["unreadable"] = sorted(self.unreadable)
         if self.quotas.bounds_running and (capacity.batch or capacity.service):
             parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
@@ -314,23 +317,31 @@ class WorkQueue:
         return [heads[item] for item in items if item in heads]
 
     def _readable_jobs(self, link: sa.Connection, items: Sequence[str]) -> list[str]:
-        """Return those of *items* whose specification this version understands."""
-        readable: list[str] = []
-        table = self.records.table("job")
-        for row in link.execute(sa.select(table.c.id, table.c.spec).where(table.c.id.in_(items))) if items else ():
+        """Return those of *items* whose specifications, those of their steps too, this version understands."""
+        if not items:
+            return []
+        readable, jobs, steps = dict.fromkeys(items), self.records.table("job"), self.records.table("task")
+        texts = [
+            sa.select(jobs.c.id, jobs.c.spec, sa.literal(False).label("is_step")).where(jobs.c.id.in_(items)),
+            sa.select(steps.c.job_id, steps.c.spec, sa.literal(True)).where(steps.c.job_id.in_(items)),
+        ]
+        for row in link.execute(sa.union_all(*texts)):
             try:
-                JobSpec.model_validate_json(row.spec)
-                readable.append(row.id)
+                (TaskSpec if row.is_step else JobSpec).model_validate_json(row.spec)
             except ValidationError as error:
                 self._leave(row.id, error)
-        return readable
+                readable.pop(row.id, None)
+        return list(readable)
 
     def _leave(self, item: str, error: ValidationError) -> None:
-        """Leave a task or job to workers of a later version; what was left is asked for again once it is too much."""
-        _LOG.error("%s is left to a worker of a later version: %s", item, error)
-        if len(self._unreadable) >= MAX_LEFT:
-            self._unreadable.clear()
-        self._unreadable.add(item)
+        """Leave a task or job to workers of a later version."""
+        if item in self.unreadable or len(self.unreadable) >= MAX_LEFT:
+            return
+        fields = ", ".join(
+            sorted({".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False)})
+        )
+        _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
+        self.unreadable.add(item)
 
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
         """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""

@@ -436,7 +436,7 @@ def dump(values: Sequence[Any]) -> str:
 Repetition = Literal["no", "retry", "restart"]
 
 LOST_TRIES: Final = 3
-"""How often a task that may be repeated is tried again after it was lost."""
+"""How often a task is tried again after it was lost, if it may be repeated, or did not begin for want of room."""
 WORDS: Final = 2000
 """Characters of an error's message in a head."""
 BY_ITSELF: Final = frozenset({"ok", "nonzero", "timeout", "limit", "startup_timeout"})

@@ -84,6 +84,7 @@ class WorkerContext:
         self.wake = asyncio.Event()
         """Set whenever there may be work to claim, or a cancel to pass on."""
         self._full_since: int | None = None
+        self._full_until = 0.0
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -143,6 +144,10 @@ class WorkerContext:
             job=max(0, settings.held - len(kinds)),
         )
 
+    def note_full(self) -> None:
+        """Take nothing new for a while: a write found no room, whatever the disk says of itself."""
+        self._full_until = time.monotonic() + FULL_S
+
     def full_since(self) -> int | None:
         """Return since when the disk of the state folder is too full to take anything new, in microseconds; None while it is not."""
         try:
@@ -150,9 +155,10 @@ class WorkerContext:
         except OSError:  # a folder that was taken away is found out at the next beat
             return micros(utc_now())
         free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
-        if self._full_since is not None:
-            least *= 2  # what is full is full until there is a good deal of room
+        if self._full_since is not None:  # what is full is full until there is a good deal of room
+            least = min(2 * least, max(least, disk.f_blocks * disk.f_frsize // 2))
         full = free < least and disk.f_blocks > 0  # some file systems tell nothing of their size
+        full = full or (disk.f_favail < MIN_FILES and disk.f_files > 0) or time.monotonic() < self._full_until
         if full and self._full_since is None:
             LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
             self._full_since = micros(utc_now())
@@ -224,6 +230,10 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
 
 
 _ROOM_S: Final = 1.0
+FULL_S: Final = 5.0
+"""Seconds a disk counts as full after a write that found no room."""
+MIN_FILES: Final = 256
+"""Files that can be made on a disk with less of which it is full."""
 _ENDED_BETWEEN: Final[dict[str, Any]] = {
     "status": "cancelled",
     "error_code": "canceled",
@@ -280,13 +290,16 @@ class TaskRun:
             except OSError as error:
                 if error.errno not in shim.FULL:
                     raise
-            if not await self._room(head):
-                return None
+            if not await self._room(head):  # the launcher may have begun it and died
+                return await asyncio.to_thread(self._context.work.attempts.find, head.id, head.attempt)
 
     async def _room(self, head: TaskHead) -> bool:
         """Wait until there is room on the disk for what did not begin without it; False when it was canceled meanwhile."""
         LOG.warning("%s, which did not begin, waits for room on the disk", head.id)
         cancel_event = self._context.cancel_events[head.id]
+        self._context.note_full()
+        if head.cancel_at is not None:
+            cancel_event.set()
         while not cancel_event.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ROOM_S):

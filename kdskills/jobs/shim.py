@@ -207,15 +207,15 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the launcher, which would take our children's codes away
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
     order = read_json(folder / ORDER) or {}
     limit, lease = order.get("backstop_s"), order.get("lease_file")
     lease_path = None if lease is None else Path(lease)
-    started, overdue = time.time(), False
+    if not _has_room(folder, lock, lease_path):
+        os.ftruncate(lock, 0)
+        return
+    started, cancel_requested, overdue = time.time(), (folder / CANCEL).exists(), False
     status: int | None = None
-    has_room, cancel_requested = _room_for_verdict(folder, lease_path)
-    if has_room and not cancel_requested:
+    if not cancel_requested:
         backstop_s = None if limit is None else float(limit)
         status, cancel_requested, overdue = _attend(_child(run), folder, backstop_s, lease_path)
     _end_tree()
@@ -227,7 +227,6 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
             signal.sigtimedwait({signal.SIGCHLD}, 1.0)
         _end_tree()
     if result is None:
-        status = status if has_room else NO_ROOM << 8  # as a runner would say it
         result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
@@ -238,24 +237,38 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     write_verdict(folder, result)
 
 
-def _room_for_verdict(folder: Path, lease: Path | None) -> tuple[bool, bool]:
-    """Wait until room is kept on the disk for the verdict: nothing begins before. Whether there is, and whether to end instead."""
+def _has_room(folder: Path, lock: int, lease: Path | None) -> bool:
+    """Say in the *lock* who we are and keep room on the disk for the verdict, waiting for it; False when nothing may begin.
+
+    Until there is room, a lock that names nobody means that nothing began, which needs none.
+    """
     end = time.monotonic() + ROOM_S
-    cancel_requested = (folder / CANCEL).exists()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
             with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
                 os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
         except OSError as error:
-            if error.errno not in FULL:  # found out when the verdict is written
-                return True, cancel_requested
+            if error.errno not in FULL:
+                raise
         else:
-            return True, cancel_requested
-        if cancel_requested or time.monotonic() >= end or (lease is not None and _lease_over(lease)):
-            return False, cancel_requested
-        received = signal.sigtimedwait(_END_SIGNALS, 0.2)
-        cancel_requested = received is not None
+            return True
+        over = time.monotonic() >= end or (lease is not None and _lease_over(lease))
+        if over or signal.sigtimedwait(_END_SIGNALS, 0.2) is not None or (folder / CANCEL).exists():
+            (folder / ROOM).unlink(missing_ok=True)
+            return False
+
+
+def full_disk_of(error: BaseException) -> OSError | None:
+    """Return the error of a full disk that *error* came of; None when it came of something else."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def children(pid: int) -> list[int]:
@@ -376,6 +389,8 @@ def _without_result(
         verdict, code, message = "lost", "lost", f"{how} was killed before the program ended"
     facts = read_json(folder / FACTS) or {}
     begun, now = float(facts.get("started_at") or started), time.time()
+    if verdict == "refused":
+        return {"status": verdict, "error_code": code, "error_message": message, "finished_at": now}
     return {
         "status": verdict,
         "error_code": code,

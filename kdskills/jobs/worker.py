@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
-from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind, TaskHead
+from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.records import in_states, printed_bytes, project_bytes
 from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
@@ -232,10 +232,17 @@ async def end_leftovers(work: Work) -> int:
     def living() -> list[str]:
         return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
 
+    def ours(link: sa.Connection, item: str) -> bool:
+        """Whether a task is to run here: of one that a later version began no more is understood."""
+        table = work.tables.tasks
+        mine = (table.c.id == item, table.c.host == work.host, table.c.status.not_in(sorted(TERMINAL)))
+        return link.execute(sa.select(table.c.id).where(*mine)).first() is not None
+
     for item in await asyncio.to_thread(living):
-        head = await work.database.read(partial(work.records.head, kind=TaskHead, item=item))
+        if await work.database.read(partial(ours, item=item)):
+            continue
         attempt = await asyncio.to_thread(work.attempts.latest, item)
-        if attempt is None or (head is not None and not head.terminal and head.host == work.host):
+        if attempt is None:
             continue
         if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
             LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
@@ -679,7 +686,8 @@ class Worker:
             for table in (self._work.tables.tasks, self._work.tables.jobs):
                 mine = table.c.home.is_(None) | (table.c.home == self._work.host)
                 open_ = table.c.status.not_in(sorted(TERMINAL))
-                if link.execute(sa.select(table.c.id).where(mine, open_).limit(1)).first() is not None:
+                ours = table.c.id.not_in(sorted(self._work.queue.unreadable))
+                if link.execute(sa.select(table.c.id).where(mine, open_, ours).limit(1)).first() is not None:
                     return True
             return False
 

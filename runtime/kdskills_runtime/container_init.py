@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 MAX_REPORT = 2 * 1024 * 1024
 CLOSED_S = 10.0
+HOLDS = b"container_init\0hold\0"
+"""How the words end by which the process was started that holds a container."""
 OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Where a container reads about itself, with cgroups of version 2 and 1."""
 
@@ -104,12 +106,12 @@ def hold() -> int:
 
 
 def first_is_closed() -> bool:
-    """Wait until no program of this uid can read the container's first process; False when that takes too long.
+    """Wait until no program of this uid can read the process that holds the container; False when that takes too long.
 
-    One that holds the container was started a moment before us, and closes itself first of all.
+    It was started a moment before us, and closes itself first of all. Any other first process is not ours to wait for.
     """
     end = time.monotonic() + CLOSED_S
-    while os.getpid() != 1:
+    while command(1).endswith(HOLDS):
         try:
             os.close(os.open("/proc/1/environ", os.O_RDONLY))
         except OSError:

@@ -319,7 +319,7 @@ class FakeCluster:
         pod.first, pod.container = json.loads(told)["child-pid"] if told else 0, name
         if pod.killed:  # while it was started
             pod.end()
-        if name == "program":
+        if name == "program" and pod.first:
             await self._connect(pod)
         pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
         pod.status["phase"] = "Pending" if name == "delivery" else "Running"
@@ -332,7 +332,7 @@ class FakeCluster:
         if pod.leaf is not None:
             await asyncio.to_thread(pod.leaf.remove)
         pod.first, pod.leaf = 0, None
-        if not told and "bwrap: loopback" in words and tries:  # the kernel's answer was lost on a busy machine
+        if "bwrap: loopback" in words and tries:  # the kernel's answer was lost on a busy machine
             return await self._contain(pod, container, tries - 1)
         reason = "OOMKilled" if code and kills else "Error" if code else "Completed"
         pod.state(name, terminated={"exitCode": code, "reason": reason, "message": words})
@@ -390,7 +390,7 @@ class FakeCluster:
             *("nsenter", "-t", str(pod.first), "--net", "ip", "-batch", "-"), stdin=asyncio.subprocess.PIPE
         )
         await process.communicate(NETWORK)
-        assert process.returncode == 0 or pod.killed
+        # a pod that is gone by now tells by its own end
 
     async def _exec(self, socket: WebSocket) -> None:
         """Run a command in a container and speak the protocol of its streams."""

@@ -35,7 +35,7 @@ class EvalsRunner:
     order: AttemptOrder
     settings: Settings
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
-    began: bool = True  # whatever broke it: rows that landed are not run again
+    began: bool = False
 
     async def main(self) -> Verdict:
         """Run the rows that have not landed, and return the verdict; TERM ends it, with a report on what has."""
@@ -57,7 +57,8 @@ class EvalsRunner:
             require_iteration(order.workspace, task)  # to begin anew would run rows twice
         me = ProcessIdentity.model_validate(shim.identity(os.getpid()))
         facts = AttemptFacts(started_at=started_at, ready_at=started_at, engine=order.executor or "", runner=me)
-        shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
+        self.began = True
+        shim.write_in_room(self.folder / shim.FACTS, facts.model_dump(mode="json"))
         host = Host(self.settings)
         with in_trace(Trace.read(self.order.spec.traceparent)):
             running = asyncio.create_task(run_order(host.bundles, host.wiring, host.settings, order, task, self._tell))

@@ -142,7 +142,7 @@ class Launcher:
         """Be the runner: run the order in *folder* and write `result.json`; return the process's exit code."""
         be_called(f"runner {folder.parent.name}/{folder.name}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-        order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
+        order = AttemptOrder.from_json(shim.read_json(folder / shim.ORDER) or {})
         runner = self._runner(folder, order)
         try:
             verdict = asyncio.run(runner.main())
@@ -208,6 +208,9 @@ class AttemptRunner:
         try:
             return await self._run()
         except KdskillsError as error:
+            full = None if self.began else shim.full_disk_of(error)
+            if full is not None:
+                raise full from error
             return refusal(error)
 
     async def _run(self) -> Verdict:

@@ -445,15 +445,26 @@ def test_orphans_of_a_later_version_stay_orphans(line):
 
 
 def test_what_is_remembered_of_later_versions_is_bounded(line, monkeypatch):
-    """However much of it waits, a worker's question stays short."""
+    """However much of it waits, a worker's question stays short, and it asks no more often than otherwise."""
     monkeypatch.setattr(queue_module, "MAX_LEFT", 3)
     for number in range(8):
         line.task(f"later-{number}")
         of_a_later_version(line, f"later-{number}")
     queue = line.queue()
-    for _ in range(10):
-        assert line.change(lambda link: queue.claim(link, "me", Capacity(1, 0, 0), ())).tasks == ()
-        assert len(queue._unreadable) <= 3
+    for number in range(10):
+        claim = line.change(lambda link: queue.claim(link, "me", Capacity(1, 0, 0), ()))
+        assert (claim.tasks, len(queue.unreadable) <= 3) == ((), True)
+        assert claim.may_continue == (number < 3)  # else a worker would ask without a pause
+
+
+def test_a_job_whose_steps_a_later_version_wrote_is_left_to_it(line):
+    """Its own specification may be one that this version understands."""
+    line.job("job", session="j", status="running", executor="dead", host=line.work.host)
+    line.task("step", job_id="job", step=0)
+    of_a_later_version(line, "step")
+    assert line.claim() == []
+    table = line.work.tables.jobs
+    assert line.work.database.ask(lambda link: link.execute(sa.select(table.c.status)).scalars().all()) == ["running"]
 
 
 STORED_FIELDS = {

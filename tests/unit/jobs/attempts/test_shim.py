@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from kdskills.errors import ExecRefused
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempt, Verdict, attempt_alive
 from kdskills.jobs.records import without_room
@@ -123,13 +124,21 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_nothing_begins_before_there_is_room_for_its_verdict(folder, begin, monkeypatch):
-    """Without room to keep for the verdict the runner is never called, and the verdict says that nothing began."""
+async def test_nothing_begins_before_there_is_room_for_its_verdict(folder, begin, monkeypatch, make_order):
+    """Without room to keep for the verdict the runner is never called; nothing is written, and nothing began."""
     monkeypatch.setattr(shim, "ROOM_S", 0.3)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     assert ended(begin(tells(folder))) == 0
-    assert without_room(verdict(folder))
-    assert not (folder / shim.RESULT).exists()
+    assert sorted(path.name for path in folder.iterdir()) == [shim.LOCK, shim.ORDER]
+    assert without_room(await Attempt(folder, make_order()).wait())
+
+
+async def test_room_is_asked_for_before_the_shim_says_who_it_is(folder, begin, monkeypatch, make_order):
+    """On a disk without a single block left there is none for the lock's own words either."""
+    monkeypatch.setattr(shim, "ROOM_S", 0.3)
+    monkeypatch.setattr(os, "pwrite", no_room)
+    assert ended(begin(tells(folder))) == 0
+    assert without_room(await Attempt(folder, make_order()).wait())
 
 
 def test_what_waits_for_room_begins_once_there_is_some(folder, begin, monkeypatch):
@@ -144,14 +153,33 @@ def test_what_waits_for_room_begins_once_there_is_some(folder, begin, monkeypatc
     assert verdict(folder).status == "ok"
 
 
-def test_what_waits_for_room_can_be_canceled(folder, begin, monkeypatch):
-    """A cancel ends the wait, and nothing began."""
+@pytest.mark.parametrize("told", [True, False], ids=["told", "signal alone"])
+async def test_what_waits_for_room_can_be_canceled(folder, begin, monkeypatch, make_order, told):
+    """A cancel ends the wait, also one that finds no room to be written; nothing began, and nothing does later."""
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     pid = begin(tells(folder))
     until(lambda: shim.read_identity(folder) is not None)
-    os.kill(pid, signal.SIGTERM)
+    if not told:
+        monkeypatch.setattr(shim, "write_json", no_room)
+    assert Attempt(folder, make_order()).cancel("enough")
     assert ended(pid) == 0
-    assert (verdict(folder).status, (folder / shim.RESULT).exists()) == ("cancelled", False)
+    assert ((folder / shim.CANCEL).exists(), (folder / shim.RESULT).exists()) == (told, False)
+    assert without_room(await Attempt(folder, make_order()).wait())
+
+
+def test_the_end_of_a_chain_may_be_a_full_disk():
+    """What an engine refuses for want of room is told from what it refuses for another reason."""
+
+    def prepare():
+        try:
+            no_room()
+        except OSError:
+            raise ExecRefused("cannot prepare") from None
+
+    with pytest.raises(ExecRefused) as refused:
+        prepare()
+    assert shim.full_disk_of(refused.value).errno == errno.ENOSPC
+    assert shim.full_disk_of(ExecRefused("no engine")) is None
 
 
 def test_a_runner_has_the_room_kept_for_the_verdict(folder, monkeypatch):

@@ -106,7 +106,7 @@ async def test_a_task_goes_on_with_its_trace(bench, client):
     bench.starter.start = start
     with Lines() as lines:
         await bench.run(head.id)
-    (order,) = (Trace.read(json.loads(text)["order"]["spec"]["traceparent"]) for text in texts)
+    (order,) = (Trace.read(json.loads(text)["traceparent"]) for text in texts)
     assert (order.trace_id, order.span_id == begun.span_id) == (begun.trace_id, False)
     assert bench.head(head.id).spec.trace_id == begun.trace_id
     assert [line["trace_id"] for line in lines.read()] == [begun.trace_id]
