@@ -321,6 +321,7 @@ class FakeCluster:
             pod.end()
         if name == "program" and pod.first:
             await self._connect(pod)
+        await asyncio.to_thread(_await_start, pod.first)
         pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
         pod.status["phase"] = "Pending" if name == "delivery" else "Running"
         assert process.stdout is not None
@@ -460,6 +461,18 @@ async def _feed(socket: WebSocket, process: asyncio.subprocess.Process, *, alter
 def _status(code: int, message: str) -> Response:
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
     return JSONResponse({"metadata": {}, "reason": "OnPurpose", **body}, code)
+
+
+def _await_start(pid: int) -> None:
+    """Wait while the first process of a container, none for 0, is still what makes it: until then not all mounts are there."""
+    while pid:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return
+        if not words.startswith(b"bwrap\0") and b"\0/run/start.py\0" not in words:
+            return
+        time.sleep(0.002)
 
 
 def _read_all(descriptor: int) -> bytes:
