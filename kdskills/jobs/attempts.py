@@ -337,15 +337,7 @@ class Attempt:
 
     def cancel(self, reason: str = "") -> bool:
         """Ask it to end; False when it has ended already. `wait` tells when it is over. Works from any process."""
-        if self.verdict() is not None:
-            return False
-        try:
-            shim.write_json(self.folder / shim.CANCEL, {"reason": reason[:1000]})
-        except OSError as error:  # on a full disk the signal is enough
-            if error.errno not in shim.FULL:
-                raise
-        _send(self._pidfd(), signal.SIGTERM)
-        return True
+        return cancel_attempt(self.folder, reason)
 
     def logs(self, stream: LogStream, offset: int = 0, limit: int = 65536) -> LogPiece:
         """Return up to *limit* bytes of *stream* from *offset*; a negative offset counts from the end."""
@@ -360,7 +352,7 @@ class Attempt:
 
     async def _shim_died(self, patience_s: float) -> bool:
         """Wait for the death of the shim; whether it is dead."""
-        fd = self._pidfd()
+        fd = _shim_of(self.folder)
         if fd is None:
             return True
         loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -374,10 +366,6 @@ class Attempt:
             os.close(fd)
         return over.is_set()
 
-    def _pidfd(self) -> int | None:
-        """Open the shim, if it is still the process that named itself in the lock; None when it is gone."""
-        return shim.open_living(shim.read_identity(self.folder))
-
     async def _settle(self) -> Verdict:
         """Give an attempt that died its verdict; the lock makes sure that nobody else still could."""
         lock = await asyncio.to_thread(shim.take_lock, self.folder, 0.5)
@@ -387,7 +375,9 @@ class Attempt:
             early_verdict = self.verdict()
             if early_verdict is not None:
                 return early_verdict
-            if shim.read_identity(self.folder) is None:
+            if not os.pread(lock, 1, 0) and not any(
+                (self.folder / name).exists() for name in (shim.FACTS, shim.RESULT)
+            ):
                 return NOT_BEGUN
             trouble = ""  # what could not be ended of what the engine left of dead runners, in words for the verdict
             try:
@@ -402,6 +392,33 @@ class Attempt:
         verdict = self.verdict()
         assert verdict is not None
         return verdict
+
+
+def cancel_attempt(folder: Path, reason: str = "") -> bool:
+    """Ask the attempt in *folder* to end, of which nothing else is read; False when it has ended already.
+
+    On a full disk it may wait a while for somebody to hear it: a shim that has no room to say who it is.
+    """
+    if (folder / shim.EXIT).exists():
+        return False
+    while True:
+        noted = True
+        try:
+            shim.write_json(folder / shim.CANCEL, {"reason": reason[:1000]})
+        except OSError as error:
+            if error.errno not in shim.FULL:
+                raise
+            noted = False
+        fd = _shim_of(folder)
+        _send(fd, signal.SIGTERM)
+        if noted or fd is not None or not attempt_alive(folder):
+            return True
+        time.sleep(SLOW_S)
+
+
+def _shim_of(folder: Path) -> int | None:
+    """Open the shim that named itself in the lock, if it is still that process; None when it is gone."""
+    return shim.open_living(shim.read_identity(folder))
 
 
 NOT_BEGUN: Final = Verdict(

@@ -147,11 +147,11 @@ class WorkQueue:
                 if row.host == self.host:
                     adopted.append(row.id)
                     continue
-                head = self._take_over(link, row.id, executor)
+                head, is_lost = self._take_over(link, row.id, executor)
+                lost += is_lost  # it was at most once, and its host is gone
+                heads += [] if head is None else [head]
                 if head is None:
-                    lost += 1  # it was at most once, and its host is gone
                     continue
-                heads.append(head)
             elif row.status == "queued":
                 if room[row.mode] <= 0:
                     continue
@@ -343,26 +343,26 @@ class WorkQueue:
         _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
         self.unreadable.add(item)
 
-    def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
-        """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""
+    def _take_over(self, link: sa.Connection, item: str, executor: str) -> tuple[TaskHead | None, bool]:
+        """Take a task whose host is gone, to be run anew; or none, and whether it is over by this because it may not be."""
         try:
             head = self.records.head(link, TaskHead, item)
         except ValidationError as error:
             self._leave(item, error)
-            return None
+            return None, False
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
         if decision != "no":
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
             values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}
-            return self._change(link, [item], values)[0]
+            return self._change(link, [item], values)[0], False
         status, values = ending(head, lost)
         self._change(link, [item], values | {"status": status})
         if head.job_id is not None:
             self.announce(link, f"job {head.job_id}")
         self.announce(link)
-        return None
+        return None, True
 
     def _settle(self, link: sa.Connection, sessions: Sequence[str]) -> None:
         if sessions:

@@ -17,6 +17,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from pydantic import ValidationError
+
 from kdskills.errors import KdskillsError
 from kdskills.errors.traces import Trace, current_trace
 from kdskills.jobs import shim
@@ -85,6 +87,7 @@ class WorkerContext:
         """Set whenever there may be work to claim, or a cancel to pass on."""
         self._full_since: int | None = None
         self._full_until = 0.0
+        self._is_low = False
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -144,6 +147,14 @@ class WorkerContext:
             job=max(0, settings.held - len(kinds)),
         )
 
+    async def leave(self, item: str) -> None:
+        """Give a task that a later version began here back, for a worker of that version to adopt."""
+        LOG.warning("%s is left to a worker of a later version, which began it", item)
+        self.work.queue.unreadable.add(item)
+        table = self.work.tables.tasks
+        mine = table.update().where(table.c.id == item, table.c.executor == self.executor)
+        await self.write(lambda link: link.execute(mine.values(executor=None)))
+
     def note_full(self) -> None:
         """Take nothing new for a while: a write found no room, whatever the disk says of itself."""
         self._full_until = time.monotonic() + FULL_S
@@ -155,10 +166,11 @@ class WorkerContext:
         except OSError:  # a folder that was taken away is found out at the next beat
             return micros(utc_now())
         free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
-        if self._full_since is not None:  # what is full is full until there is a good deal of room
+        if self._is_low:  # what is full is full until there is a good deal of room
             least = min(2 * least, max(least, disk.f_blocks * disk.f_frsize // 2))
-        full = free < least and disk.f_blocks > 0  # some file systems tell nothing of their size
-        full = full or (disk.f_favail < MIN_FILES and disk.f_files > 0) or time.monotonic() < self._full_until
+        self._is_low = free < least and disk.f_blocks > 0  # some file systems tell nothing of their size
+        no_files = disk.f_favail < MIN_FILES and disk.f_files > 0
+        full = self._is_low or no_files or time.monotonic() < self._full_until
         if full and self._full_since is None:
             LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
             self._full_since = micros(utc_now())
@@ -197,6 +209,10 @@ def passing(error: DatabaseUnavailable) -> bool:
     if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
         return True
     return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
+
+
+class OfLaterVersion(Exception):  # internal to this room: the worker leaves what it stands for
+    """An attempt here was begun by a later version, whose order this one does not understand."""
 
 
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -263,6 +279,9 @@ class TaskRun:
                         if attempt is None:
                             await self._finish(head, Verdict(**_ENDED_BETWEEN), None)
                             return
+                    except OfLaterVersion:
+                        await self._context.leave(head.id)
+                        return
                     except KdskillsError as error:
                         broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
                         await self._finish(head, broken, None)
@@ -315,7 +334,10 @@ class TaskRun:
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""
         context, attempts = self._context, self._context.work.attempts
-        running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        try:
+            running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        except ValidationError as error:
+            raise OfLaterVersion from error
         if running is not None:
             return running
         await context.folders.bring(head)

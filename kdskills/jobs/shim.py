@@ -39,6 +39,8 @@ FENCE_S: Final = 2.0
 """Seconds for the same once the host's lease is over: another host may begin a few seconds later."""
 REAP_S: Final = 60.0
 _TREE_S: Final = 30.0
+_CANNOT_KEEP: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+"""Errors of a file system on which no room can be kept."""
 _NO_ROOM: Final = "the disk was full when this was written"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
@@ -251,6 +253,8 @@ def _has_room(folder: Path, lock: int, lease: Path | None) -> bool:
             with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
                 os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
         except OSError as error:
+            if error.errno in _CANNOT_KEEP:
+                return True
             if error.errno not in FULL:
                 raise
         else:

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
-from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
+from kdskills.jobs.attempts import RUNS, attempt_alive, cancel_attempt, require_task_id
 from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.records import in_states, printed_bytes, project_bytes
@@ -229,8 +230,11 @@ async def end_leftovers(work: Work) -> int:
     ended = 0
     top = work.state_dir / RUNS
 
-    def living() -> list[str]:
-        return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
+    def living() -> list[tuple[str, list[Path]]]:
+        alive = (
+            (item, [path for path in (top / item).iterdir() if attempt_alive(path)]) for item in work.attempts.tasks()
+        )
+        return [(item, folders) for item, folders in alive if folders]
 
     def ours(link: sa.Connection, item: str) -> bool:
         """Whether a task is to run here: of one that a later version began no more is understood."""
@@ -238,15 +242,13 @@ async def end_leftovers(work: Work) -> int:
         mine = (table.c.id == item, table.c.host == work.host, table.c.status.not_in(sorted(TERMINAL)))
         return link.execute(sa.select(table.c.id).where(*mine)).first() is not None
 
-    for item in await asyncio.to_thread(living):
+    for item, folders in await asyncio.to_thread(living):
         if await work.database.read(partial(ours, item=item)):
             continue
-        attempt = await asyncio.to_thread(work.attempts.latest, item)
-        if attempt is None:
-            continue
-        if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
-            LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
-            ended += 1
+        for folder in folders:
+            if await asyncio.to_thread(cancel_attempt, folder, "its task is over, or another host's"):
+                LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
+                ended += 1
     return ended
 
 

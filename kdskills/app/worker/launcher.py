@@ -113,7 +113,9 @@ class Launcher:
         if lock is None:
             return {"held": True}
         try:
-            if (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
+            # a late order may be for an attempt that was judged not to have begun: the next one is there then
+            judged = folder.name.isdigit() and folder.with_name(str(int(folder.name) + 1)).exists()
+            if judged or (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
                 return {"held": True}
             pid = os.fork()
             if pid == 0:

@@ -167,6 +167,42 @@ async def test_what_waits_for_room_can_be_canceled(folder, begin, monkeypatch, m
     assert without_room(await Attempt(folder, make_order()).wait())
 
 
+def test_a_cancel_that_nobody_could_hear_yet_is_heard(folder, begin, monkeypatch, make_order):
+    """A shim without room to say who it is cannot be told: the cancel is asked again until it can, and nothing runs."""
+    write, pwrite = shim.write_json, os.pwrite
+
+    def has_room():
+        return (folder / "free").exists()
+
+    monkeypatch.setattr(os, "pwrite", lambda *to: pwrite(*to) if has_room() else no_room())
+    pid = begin(tells(folder))
+    until(lambda: attempt_alive(folder))
+    monkeypatch.setattr(shim, "write_json", lambda *to, **how: write(*to, **how) if has_room() else no_room())
+    asking = threading.Thread(target=Attempt(folder, make_order()).cancel)
+    asking.start()
+    (folder / "free").touch()
+    asking.join(30)
+    assert ended(pid) == 0
+    assert (asking.is_alive(), (folder / shim.CANCEL).exists()) == (False, True)
+
+
+def test_a_disk_on_which_no_room_can_be_kept_is_used_as_it_is(folder, begin, monkeypatch):
+    """Some file systems cannot allocate ahead."""
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert ended(begin(tells(folder, exit_code=0))) == 0
+    assert verdict(folder).status == "ok"
+
+
+async def test_what_ran_is_never_said_not_to_have_begun(folder, make_order):
+    """A lock that says nothing is not believed where the runner told of itself."""
+    shim.write_json(folder / shim.FACTS, {"started_at": 1.0, "engine": "e"})
+    assert (await Attempt(folder, make_order()).wait()).status == "lost"
+
+
 def test_the_end_of_a_chain_may_be_a_full_disk():
     """What an engine refuses for want of room is told from what it refuses for another reason."""
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
+from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
 from kdskills.jobs.model import TaskHead
 from kdskills.jobs.records import follows
@@ -76,6 +77,31 @@ async def test_what_its_shim_did_not_begin_for_want_of_room_is_begun_again(bench
     bench.starter.folders, bench.starter.scenes = [], [refused]
     over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
     assert (over.status, over.error_code, over.attempt) == ("failed", "disk_full", 4)
+
+
+async def test_a_program_of_a_later_version_is_left_to_it(bench, client):
+    """A worker that cannot read its order gives the task back, which stays as it was; another run of it is not begun."""
+    head = await client.submit(bench.make.task())
+    bench.starter.scenes = [{"status": "open"}]
+    play, begun = bench.starter.start, asyncio.Event()
+
+    async def start(folder):
+        await play(folder)
+        begun.set()
+
+    bench.starter.start = start
+    run = asyncio.ensure_future(bench.run(head.id))
+    await asyncio.wait_for(begun.wait(), 10)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    (folder,) = bench.starter.folders
+    facts = shim.read_json(folder / shim.ORDER)
+    facts["order"]["of_a_later_version"] = True
+    shim.write_json(folder / shim.ORDER, facts)
+    before = bench.head(head.id)
+    after = await bench.run(head.id)
+    assert (after.status, after.attempt, after.error_code) == (before.status, before.attempt, None)
+    assert (after.executor, len(bench.starter.folders), head.id in bench.work.queue.unreadable) == (None, 1, True)
 
 
 async def test_other_trouble_of_the_disk_is_told(bench, client):
