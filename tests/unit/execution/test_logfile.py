@@ -1,5 +1,8 @@
 """Logs of long runs: exact by offset, bounded on disk, whatever comes."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
