@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections import defaultdict
@@ -76,6 +77,8 @@ class WorkerContext:
         self.folders = SessionFolders(work, keeper, self.read)
         self.records = work.records
         self.lease_file = work.state_dir / "lease" if work.pooled else None
+        self.lease_until = math.inf
+        """Until when the lease file lets this host's programs run, by the clock that also counts sleep."""
         self.cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """Set once a cancel of the item was requested."""
         self.change_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -146,6 +149,11 @@ class WorkerContext:
             service=max(0, settings.services - kinds.count("service")),
             job=max(0, settings.held - len(kinds)),
         )
+
+    async def leased(self) -> None:
+        """Wait until programs may run here: what begins under a lease that is over is ended at once, and was lost then."""
+        while time.clock_gettime(time.CLOCK_BOOTTIME) >= self.lease_until:
+            await asyncio.sleep(_LEASE_LOOK_S)
 
     async def leave(self, item: str) -> None:
         """Give a task that a later version began here back, for a worker of that version to adopt."""
@@ -245,6 +253,7 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
     return min(longest_s, first_s * 2.0 ** min(restarts, 60))
 
 
+_LEASE_LOOK_S: Final = 0.05
 _ROOM_S: Final = 1.0
 FULL_S: Final = 5.0
 """Seconds a disk counts as full after a write that found no room."""
@@ -357,6 +366,7 @@ class TaskRun:
             host_ports={item.port: item.host_port for item in head.endpoints},
             lease_file=None if head.home is not None else context.lease_file,
         )
+        await context.leased()
         return await attempts.start(order)
 
     async def _follow(self, head: TaskHead, attempt: Attempt) -> Verdict:

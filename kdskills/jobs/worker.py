@@ -659,13 +659,15 @@ class Worker:
         path = self.context.lease_file
         if path is None:
             return
-        line = f"{self._beaten_at + self._work.settings.lease_s:020.3f}\n".encode()
+        until = self._beaten_at + self._work.settings.lease_s
+        line = f"{until:020.3f}\n".encode()
         try:
             if path.exists() and path.stat().st_size == len(line):
                 with open_private(path, "r+b") as stream:
                     stream.write(line)
             else:
                 replace_file(path, line)
+            self.context.lease_until = until
         except OSError as error:  # the next beat tries again; without a lease that goes on, shims end what they run
             LOG.warning("the lease cannot be kept in %s: %s", path, error.strerror)
 

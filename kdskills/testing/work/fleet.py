@@ -258,7 +258,7 @@ def _judge(report: FleetReport, head: TaskHead, name: str, begun: int, ended: bo
     elif head.error_code == "lost" and not head.spec.retry_on_lost:
         report.told_lost += 1
     elif head.status != "succeeded":
-        report.failed[head.id] = f"{head.status} {head.error_code}: {head.error_message}"
+        report.failed[head.id] = f"{head.status} {head.error_code} with attempt {head.attempt}: {head.error_message}"
     elif not begun or not ended:
         report.missing.append(name)
 

@@ -104,6 +104,21 @@ async def test_a_program_of_a_later_version_is_left_to_it(bench, client):
     assert (after.executor, len(bench.starter.folders), head.id in bench.work.queue.unreadable) == (None, 1, True)
 
 
+async def test_nothing_begins_under_a_lease_that_is_over(bench, client):
+    """A worker that entered the roster late, as its path to the database was cut, waits for its next beat: its shims would
+    end at once whatever it begins, try after try.
+    """
+    bench.context.lease_until = 0.0
+    head = await client.submit(bench.make.task(retry_on_lost=True))
+    run = asyncio.ensure_future(bench.run(head.id))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(run), 0.2)
+    assert (bench.head(head.id).status, bench.starter.folders) == ("starting", [])
+    bench.context.lease_until = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+    over = await asyncio.wait_for(run, 10)
+    assert (over.status, over.attempt) == ("succeeded", 1)
+
+
 async def test_other_trouble_of_the_disk_is_told(bench, client):
     """Only want of room is waited for."""
     bench.starter.broken = OSError(errno.EIO, "Input/output error")
