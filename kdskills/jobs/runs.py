@@ -152,7 +152,7 @@ class WorkerContext:
 
     async def leased(self) -> None:
         """Wait until programs may run here: what begins under a lease that is over is ended at once, and was lost then."""
-        while time.clock_gettime(time.CLOCK_BOOTTIME) >= self.lease_until:
+        while time.clock_gettime(time.CLOCK_BOOTTIME) >= self.lease_until:  # noqa: ASYNC110 - a clock is waited for
             await asyncio.sleep(_LEASE_LOOK_S)
 
     async def leave(self, item: str) -> None:

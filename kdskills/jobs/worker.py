@@ -427,6 +427,8 @@ class Worker:
         """Take a name nobody had, with nothing in hand."""
         self.executor = f"{self._work.host}-{self._slot}-{secrets.token_hex(6)}"
         self.context = WorkerContext(self._work, self.executor, self._keeper, self._span)
+        if self.context.lease_file is not None:
+            self.context.lease_until = 0.0
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._given_up = False
         if not self._stopping:
