@@ -189,7 +189,7 @@ class FakeCluster:
 
     def options(self, **changes: Any) -> KubernetesOptions:
         """Return the settings that point the engine here."""
-        return KubernetesOptions(**{"image": IMAGE, "config": self.config, "start_s": 20.0, **changes})
+        return KubernetesOptions(**{"image": IMAGE, "config": self.config, "start_s": 40.0, **changes})
 
     def kill(self, name: str, reason: str = "", message: str = "") -> None:
         """End a pod as its node does; with a *reason* the failed object stays, else it goes as well."""
@@ -321,9 +321,9 @@ class FakeCluster:
             pod.end()
         if name == "program" and pod.first:
             await self._connect(pod)
-        await asyncio.to_thread(_await_start, pod.first)
-        pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
-        pod.status["phase"] = "Pending" if name == "delivery" else "Running"
+        if await asyncio.to_thread(_started, pod.first):
+            pod.state(name, running={"startedAt": datetime.now(UTC).isoformat()})
+            pod.status["phase"] = "Pending" if name == "delivery" else "Running"
         assert process.stdout is not None
         watch = asyncio.create_task(self._watch_memory(pod))
         words = (await process.stdout.read())[-2000:].decode(errors="replace")
@@ -463,16 +463,20 @@ def _status(code: int, message: str) -> Response:
     return JSONResponse({"metadata": {}, "reason": "OnPurpose", **body}, code)
 
 
-def _await_start(pid: int) -> None:
-    """Wait while the first process of a container, none for 0, is still what makes it: until then not all mounts are there."""
+def _started(pid: int) -> bool:
+    """Wait while the first process of a container, none for 0, still makes it: only then all mounts are there. Whether it lives."""
     while pid:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            over = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         except OSError:
-            return
-        if not words.startswith(b"bwrap\0") and b"\0/run/start.py\0" not in words:
-            return
-        time.sleep(0.002)
+            return False
+        if over:
+            return False
+        if words and not words.startswith(b"bwrap\0") and b"\0/run/start.py\0" not in words:
+            return True
+        time.sleep(0.002)  # it has no words in the moment in which it becomes another program
+    return False
 
 
 def _read_all(descriptor: int) -> bytes:
