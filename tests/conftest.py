@@ -99,6 +99,15 @@ def _e2b() -> str | None:
     return _bubblewrap() if importlib.util.find_spec("e2b") else "the package e2b is not installed"
 
 
+def _kubernetes() -> str | None:
+    missing = [name for name in ("kubernetes", "kubernetes_validate") if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed"
+    if os.geteuid() != 0 or shutil.which("nsenter") is None or shutil.which("ip") is None:
+        return "the stand-in of a cluster needs root, nsenter and ip"
+    return _bubblewrap()
+
+
 def _srt() -> str | None:
     from kdskills.builtin.executors.srt import TOOLS, find_srt
 
@@ -213,6 +222,15 @@ def _browser() -> str | None:
     return None if axe_script().is_file() else "axe-core is not installed: .ci/browser does it"
 
 
+HELM = Path("/tmp/kdskills-helm/helm")
+
+
+def _deploy() -> str | None:
+    missing = [name for name in ("docker-compose", "nginx", "systemd-analyze") if shutil.which(name) is None]
+    missing += [] if HELM.is_file() else ["helm"]
+    return f"{', '.join(missing)} not installed: .ci/deploy does it" if missing else None
+
+
 def _index() -> str | None:
     import httpx
 
@@ -228,6 +246,7 @@ def _index() -> str | None:
 
 PROBES = {
     "browser": _browser,
+    "deploy": _deploy,
     "index": _index,
     "nats": _nats,
     "mcp-conformance": _conformance,
@@ -241,6 +260,7 @@ PROBES = {
     "srt": _srt,
     "documents": _fpdf2,
     "e2b": _e2b,
+    "kubernetes": _kubernetes,
     "llama": _llama,
 }
 
@@ -254,6 +274,7 @@ def absence(service: str) -> str | None:
 #: What makes the tests of a service run, where it is not installed by `make setup`.
 BROUGHT_BY = {
     "browser": ".ci/browser",
+    "deploy": ".ci/deploy",
     "docker": ".ci/services",
     "postgres": ".ci/services",
     "codex": ".ci/codex",

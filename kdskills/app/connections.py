@@ -39,7 +39,14 @@ BACKLOG: Final = 1024
 MAX_CONNECTIONS: Final = 10_000
 #: Bytes of a body in a second below which a sender is taken to waste time, once its first `body_s` are over.
 SLOWEST: Final = 1024
-NOISE: Final = ("Invalid HTTP request received.", "Unsupported upgrade request.", "No supported WebSocket library")
+UNENDED: Final = "ASGI callable returned without completing response"
+"""What it says of an answer that a service, or another host, did not bring to its end."""
+NOISE: Final = (
+    "Invalid HTTP request received.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket library",
+    UNENDED,
+)
 LATE: Final = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -119,7 +126,7 @@ class Guarded(H11Protocol):
         """Take the connection in."""
         super().connection_made(transport)
         if not self.crowd.enter(self):
-            self.app = _crowded(self.app)
+            self.app, self.ws_protocol_class = _crowded(self.app), None
         self._wait_for(self.crowd.header_s, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -133,12 +140,27 @@ class Guarded(H11Protocol):
         self._heard = self.loop.time()
         self._bytes += len(data)
         super().data_received(data)
-        self._look()
+        if self.transport.get_protocol() is self:
+            self._look()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
         self._look()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Give the connection to a WebSocket, which has a place in the crowd for as long as it is open."""
+        self._wait_for(None)
+        self.crowd.waits(self, still=False)
+        super().handle_websocket_upgrade(event)
+        protocol: Any = self.transport.get_protocol()
+        lost = protocol.connection_lost
+
+        def connection_lost(exc: Exception | None) -> None:
+            self.crowd.leave(self)
+            lost(exc)
+
+        protocol.connection_lost = connection_lost
 
     def _look(self) -> None:
         """Set the deadline that fits what the peer owes: a head, the rest of a body, or nothing."""
@@ -224,19 +246,9 @@ class BoundedServer(uvicorn.Server):
 def server_config(app: ASGIApp, name: str, port: int, crowd: Crowd, **options: Any) -> uvicorn.Config:
     """Return the configuration of a server whose connections are *crowd*."""
     protocol = type("Guarded", (Guarded,), {"crowd": crowd})
-    return uvicorn.Config(
-        app,
-        host=name,
-        port=port,
-        http=protocol,
-        ws="none",
-        backlog=ACCEPTED_AT_ONCE,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        **options,
-    )
+    usual: dict[str, Any] = {"ws": "none", "log_config": None, "access_log": False, "server_header": False}
+    place: dict[str, Any] = {"host": name, "port": port, "http": protocol, "backlog": ACCEPTED_AT_ONCE}
+    return uvicorn.Config(app, lifespan="on", **place, **(usual | options))
 
 
 async def serve(server: BoundedServer, crowd: Crowd) -> None:
@@ -256,6 +268,8 @@ async def serve(server: BoundedServer, crowd: Crowd) -> None:
     log, noise = logging.getLogger("uvicorn.error"), Sparingly()
 
     def quiet(record: logging.LogRecord) -> bool:  # what any peer can make the server say is said once in a while
+        if '"WebSocket %s"' in str(record.msg):  # with its query, which is nobody's
+            return False
         return not str(record.msg).startswith(NOISE) or noise.due("noise")
 
     try:

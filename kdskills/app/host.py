@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kdskills.app.identity import LOCAL, Identity
-from kdskills.app.logs import Sparingly, Telemetry
+from kdskills.app.logs import Sparingly, note_request
 from kdskills.app.operations.calling import require_allowed, require_own_words, require_text, validated
 from kdskills.app.operations.overloads import OperationCalls
 from kdskills.app.operations.table import RUNS, Context
 from kdskills.app.plugins import Filter, HookAnswers, Registers, collect, make_part, plugin_manager
 from kdskills.app.settings import Settings
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.wiring import HostWiring, Storage, skills_judge
 from kdskills.bundle import Bundle, SkillsDescriptor, load_bundle
 from kdskills.bundle.load import PythonPolicy
@@ -334,7 +335,9 @@ class Host(OperationCalls):
         entry = self.operations.get(operation)
         if entry is None:
             raise BadRequest(f"there is no operation {operation!r}", code="unknown_operation", operation=operation)
-        with self.telemetry.operation(operation, context.identity.door):
+        identity = context.identity
+        note_request(project=identity.project, agent=identity.agent, token=identity.token)
+        with self.telemetry.operation(operation, identity.door):
             require_allowed(entry, context.identity)
             require_text(context)
             checked = validated(entry, arguments)

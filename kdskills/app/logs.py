@@ -1,7 +1,4 @@
-"""Logs of a service, one JSON object a line with the request's id and without secrets; names of processes; telemetry.
-
-Metrics and traces go through the OpenTelemetry API: nothing comes of them unless the process configures an SDK.
-"""
+"""Logs of a service, one JSON object a line with the ids of request and trace and without secrets; names of processes."""
 
 from __future__ import annotations
 
@@ -13,22 +10,35 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
-from kdskills.errors import KdskillsError
-
-if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
-
-    from kdskills.app.upkeep import Pulse
+from kdskills.errors.traces import Trace, current_trace
 
 REQUEST: Final = "request_id"
 NUMBER: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-_CURRENT: Final[ContextVar[str]] = ContextVar("kdskills_request_id")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is logged of one request when it is over: *facts* of one line, never an argument, a header or a body.
+
+    Attributes:
+        trace: The step of its trace, once that is known.
+        words: The line's message; without any it is the operation and its code.
+    """
+
+    number: str
+    trace: Trace | None = None
+    words: str = ""
+    level: int = logging.INFO
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+_CURRENT: Final[ContextVar[RequestRecord | None]] = ContextVar("kdskills_request", default=None)
 
 MASK: Final = "***"
 SECRETS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
@@ -75,13 +85,21 @@ def number_of(text: str) -> str:
 
 
 @contextmanager
-def in_request(number: str) -> Iterator[None]:
-    """Give every line that is logged in the block the request's id."""
-    mark = _CURRENT.set(number)
+def in_request(number: str) -> Iterator[RequestRecord]:
+    """Give every line that is logged in the block the request's id; what is noted in it lands in the record."""
+    record = RequestRecord(number)
+    mark = _CURRENT.set(record)
     try:
-        yield
+        yield record
     finally:
         _CURRENT.reset(mark)
+
+
+def note_request(**facts: Any) -> None:
+    """Note facts about the request that is being served, if one is; those that are None are left out."""
+    record = _CURRENT.get()
+    if record is not None:
+        record.facts.update((name, value) for name, value in facts.items() if value is not None)
 
 
 def without_secrets(text: str) -> str:
@@ -102,9 +120,11 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": without_secrets(record.getMessage()),
         }
-        number = _CURRENT.get("")
-        if number:
-            line[REQUEST] = number
+        record_of_request, trace = _CURRENT.get(), current_trace()
+        if record_of_request is not None:
+            line[REQUEST] = record_of_request.number
+        if trace is not None:
+            line["trace_id"] = trace.trace_id
         facts = getattr(record, "facts", None)
         if isinstance(facts, dict):
             for name, value in facts.items():
@@ -138,81 +158,3 @@ def be_called(words: str) -> None:
     except ImportError:  # of the extras for background work and the service; nothing but the sight of it depends on it
         return
     setproctitle(f"kdskills: {words}")
-
-
-NAME: Final = "kdskills"
-DEPTH: Final = "kdskills.queue.depth"
-LEASE: Final = "kdskills.lease.age"
-WORKERS: Final = "kdskills.workers"
-RUNS: Final = "kdskills.run.duration"
-CALLS: Final = "kdskills.operation.duration"
-REFUSALS: Final = "kdskills.refusals"
-
-
-class Telemetry:
-    """The instruments of one Host. Names and attributes are promised in docs/how-to/run-the-service.md."""
-
-    @cached_property
-    def _meter(self) -> Meter | None:
-        try:
-            from opentelemetry import metrics
-        except ImportError:
-            return None
-        return metrics.get_meter(NAME)
-
-    @cached_property
-    def _instruments(self) -> dict[str, Callable[[float, dict[str, str]], None]]:
-        if (meter := self._meter) is None:
-            return {}
-        return {
-            DEPTH: meter.create_gauge(DEPTH, "{item}", "Tasks and jobs that wait or run, by state.").set,
-            LEASE: meter.create_gauge(LEASE, "s", "Seconds since the worker that was silent longest was heard of.").set,
-            WORKERS: meter.create_gauge(WORKERS, "{worker}", "Workers that are heard of.").set,
-            RUNS: meter.create_histogram(RUNS, "s", "How long commands ran, by engine and status.").record,
-            CALLS: meter.create_histogram(CALLS, "s", "How long operations took, by name, door and outcome.").record,
-            REFUSALS: meter.create_counter(REFUSALS, "{refusal}", "Operations that were refused, by code.").add,
-        }
-
-    def _tell(self, instrument: str, value: float, **facts: str) -> None:
-        if instrument in self._instruments:
-            self._instruments[instrument](value, facts)
-
-    @contextmanager
-    def operation(self, name: str, door: str) -> Iterator[None]:
-        """Measure one operation; a refusal is counted by its code, and its words are told to nobody."""
-        try:
-            from opentelemetry import trace
-        except ImportError:
-            opened: AbstractContextManager[Any] = nullcontext()
-        else:
-            facts = {"kdskills.operation": name, "kdskills.door": door}
-            opened = trace.get_tracer(NAME).start_as_current_span(
-                f"operation {name}", attributes=facts, record_exception=False, set_status_on_exception=False
-            )
-        began, outcome = time.monotonic(), "ok"
-        with opened as span:
-            try:
-                yield
-            except BaseException as error:
-                outcome = error.code if isinstance(error, KdskillsError) else type(error).__name__
-                if span is not None:
-                    span.set_attribute("error.type", outcome)
-                    span.set_status(trace.Status(trace.StatusCode.ERROR))
-                if isinstance(error, KdskillsError):
-                    self._tell(REFUSALS, 1, operation=name, code=outcome, door=door)
-                raise
-            finally:
-                self._tell(CALLS, time.monotonic() - began, operation=name, door=door, outcome=outcome)
-
-    def ran(self, engine: str, status: str, seconds: float) -> None:
-        """Record how long a command ran."""
-        self._tell(RUNS, seconds, engine=engine, status=status)
-
-    def pulse(self, measurement: Pulse) -> None:
-        """Record how the work stands, and what ended."""
-        for state, count in measurement.depth.items():
-            self._tell(DEPTH, count, state=state)
-        self._tell(WORKERS, measurement.workers)
-        self._tell(LEASE, measurement.lease_age_s)
-        for run in measurement.ran:
-            self.ran(*run)

@@ -68,6 +68,7 @@ BUILTIN = (
     "kdskills.builtin.executors.bubblewrap",
     "kdskills.builtin.executors.docker",
     "kdskills.builtin.executors.e2b",
+    "kdskills.builtin.executors.kubernetes",
     "kdskills.builtin.executors.landlock",
     "kdskills.builtin.executors.srt",
     "kdskills.builtin.executors.subprocess",

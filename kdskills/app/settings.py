@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,8 +28,8 @@ from kdskills.bundle.descriptor import AuditPolicy, LockPolicy, SignaturePolicy,
 from kdskills.errors import OperatorMustAct, StrPath, path_argument
 from kdskills.execution import EgressBounds, ExecutionOptions, IsolationLevel
 from kdskills.execution.egress import checked_secret, host_rule, secret_header, secret_origin
-from kdskills.execution.protocol import E2bOptions
-from kdskills.jobs.settings import JobsSettings, sqlite_url, user_state_dir
+from kdskills.execution.protocol import E2bOptions, KubernetesOptions
+from kdskills.jobs.settings import FleetSettings, JobsSettings, sqlite_url, user_state_dir
 from kdskills.models import ModelPrice
 
 SYSTEM_CONFIG = Path("/etc/kdskills/config.toml")
@@ -42,6 +42,11 @@ FILE_ONLY = frozenset(
         "sandbox_uid",
         "e2b_api_url",
         "e2b_sandbox_url",
+        "kubernetes_config",
+        "kubernetes_context",
+        "kubernetes_image",
+        "kubernetes_namespace",
+        "kubernetes_runtime_class",
         "network",
         "network_secrets",
         "trust",
@@ -291,6 +296,27 @@ class Settings(BaseSettings):
     e2b_hard_ttl_s: float = Field(default=3600.0, gt=0, description="Seconds after which an E2B sandbox is replaced.")
     e2b_api_url: str | None = Field(default=None, description="Address of E2B's API; settings files only.")
     e2b_sandbox_url: str | None = Field(default=None, description="Address of E2B's sandboxes; settings files only.")
+    kubernetes_image: str | None = Field(
+        default=None,
+        description="Image of pods, by digest as in `registry/name@sha256:…`; settings files only.",
+    )
+    kubernetes_namespace: str = Field(
+        default="kdskills-runs", description="Namespace that pods are made in; settings files only."
+    )
+    kubernetes_config: Path | None = Field(
+        default=None,
+        description="Kubeconfig file; empty means the cluster that kdskills runs in, else `KUBECONFIG` or `~/.kube/config`; settings files only.",
+    )
+    kubernetes_context: str | None = Field(
+        default=None, description="Context of the kubeconfig; empty means its current one; settings files only."
+    )
+    kubernetes_runtime_class: str | None = Field(
+        default=None,
+        description="RuntimeClass of pods, such as one of gVisor or Kata Containers; settings files only.",
+    )
+    kubernetes_start_s: float = Field(
+        default=120.0, gt=0, le=3600, description="Seconds that a pod may take to be scheduled, pulled and started."
+    )
     model: str = Field(
         default="replay", description="Model of `kdskills run` and `demo`, such as `openai:gpt-5` or `replay`."
     )
@@ -320,6 +346,9 @@ class Settings(BaseSettings):
         description="Where files that work leaves are kept: a folder, `s3://…`, `az://…` or `gs://…`; empty means the state folder.",
     )
     jobs: JobsSettings = Field(default_factory=JobsSettings, description="Background work: its intervals and limits.")
+    fleet: FleetSettings = Field(
+        default_factory=FleetSettings, description="Many hosts: how each serves what it has to the doors of the others."
+    )
     turns: TurnsSettings = Field(
         default_factory=TurnsSettings, description="Turns: those that are kept, and those in the background."
     )
@@ -393,6 +422,13 @@ class Settings(BaseSettings):
     plugins_blocked: tuple[str, ...] = Field(default=(), description="Dotted names of plugins that must not be loaded.")
     entry_points: bool = Field(default=True, description="Whether plugins of installed packages are loaded.")
 
+    @model_validator(mode="after")
+    def _one_store(self) -> Self:
+        """Refuse to save sessions where no other host looks: without a name, each host has a store of its own."""
+        if self.jobs.session_folders == "store" and self.artifacts is None:
+            raise ValueError("jobs.session_folders is 'store': artifacts must name a store that all hosts share")
+        return self
+
     @property
     def isolation(self) -> IsolationLevel:
         """`min_isolation` as a level."""
@@ -415,6 +451,9 @@ class Settings(BaseSettings):
             egress=EgressBounds(self.network_connections, self.network_bytes, self.network_seconds),
             network_secrets=self.network_secrets,
             e2b=E2bOptions(**{field.name: getattr(self, f"e2b_{field.name}") for field in fields(E2bOptions)}),
+            kubernetes=KubernetesOptions(
+                **{field.name: getattr(self, f"kubernetes_{field.name}") for field in fields(KubernetesOptions)}
+            ),
         )
 
     @classmethod
@@ -466,12 +505,12 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} cannot be told to another process")
 
 
-def setting_rows() -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting as `field` or `table.field`, with what is known of it."""
-    for name, field in Settings.model_fields.items():
+def setting_rows(model: type[BaseModel] | None = None) -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every setting as `field`, `table.field` or `table.table.field`, with what is known of it."""
+    for name, field in (model or Settings).model_fields.items():
         table = field.annotation
         if isinstance(table, type) and issubclass(table, BaseModel):
-            yield from ((f"{name}.{inner}", part) for inner, part in table.model_fields.items())
+            yield from ((f"{name}.{inner}", part) for inner, part in setting_rows(table))
         else:
             yield name, field
 
@@ -499,7 +538,8 @@ def example_of(field: FieldInfo) -> str:
 @cache
 def known_variables() -> frozenset[str]:
     """Return every name that a variable may have, beside those that begin as `OTHER_PREFIXES` do."""
-    tables = {variable_of(name.partition(".")[0]) for name, _ in setting_rows()}
+    paths = [name.split(".") for name, _ in setting_rows()]
+    tables = {variable_of(".".join(path[:depth])) for path in paths for depth in range(1, len(path))}
     return frozenset({variable_of(name) for name, _ in setting_rows()} | tables | OTHER_VARIABLES)
 
 

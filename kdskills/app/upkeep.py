@@ -9,13 +9,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kdskills.errors import KdskillsError, OperatorMustAct
 from kdskills.jobs.model import OPEN, TERMINAL
+from kdskills.jobs.records import in_states
 from kdskills.session.core import store_errors
 from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import StateUnwritable, check_writable
@@ -23,9 +25,9 @@ from kdskills.storage.folder import StateUnwritable, check_writable
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from kdskills.app.logs import Telemetry
     from kdskills.app.operations.conversation import Conversations
     from kdskills.app.settings import Settings
+    from kdskills.app.telemetry import Telemetry
     from kdskills.app.wiring import HostWiring, Storage
     from kdskills.app.work import WorkService
     from kdskills.jobs.records import WorkTables
@@ -41,17 +43,22 @@ _LOG = logging.getLogger("kdskills.service")
 
 
 class Ran(NamedTuple):
-    """A command that ended; `seconds` from its start."""
+    """A command that ended: `seconds` from its start, `delay_s` from its submit to that, and bytes it printed and left."""
 
     engine: str
     status: str
     seconds: float
+    delay_s: float = 0.0
+    output: int = 0
+    artifacts: int = 0
 
 
 class Pulse(NamedTuple):
     """One measurement: work by state, and what ended since the one before.
 
-    `workers` are not known to be dead; the one that was silent longest was heard of `lease_age_s` ago, 0 without any.
+    `workers` are not known to be dead; the one that was silent longest was heard of `lease_age_s` ago, 0 without any. `jobs`
+    are by state as `depth` is for tasks, the oldest of both that is queued has been for `oldest_s`, and `starts` are tasks
+    that began since.
     """
 
     measured_at: datetime
@@ -59,32 +66,63 @@ class Pulse(NamedTuple):
     workers: int
     lease_age_s: float
     ran: tuple[Ran, ...]
+    jobs: Mapping[str, int] = MappingProxyType({})
+    oldest_s: float = 0.0
+    starts: int = 0
 
 
 def measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
-    """Return how the work of a database stands, and what ended since *since*; reads what is open and no more."""
+    """Return how the work of a database stands, and what began and ended since *since*; reads what is open and no more."""
     import sqlalchemy as sa
 
     now, tasks, workers = utc_now(), tables.tasks, tables.workers
-    counted = sa.select(tasks.c.status, sa.func.count()).where(tasks.c.status.in_(LIVE)).group_by(tasks.c.status)
-    depth = dict.fromkeys(LIVE, 0) | {str(state): int(count) for state, count in link.execute(counted)}
+    between = micros(since), micros(now)
+    depth, jobs = (_by_state(link, table) for table in (tasks, tables.jobs))
+    queued = [
+        link.execute(sa.select(sa.func.min(table.c.created_at)).where(in_states(table, ("queued",)))).scalar()
+        for table in (tasks, tables.jobs)
+    ]
     beats = [*map(int, link.execute(sa.select(workers.c.beat_at).where(workers.c.state != "dead")).scalars())]
+    begun = sa.select(sa.func.count()).where(
+        in_states(tasks, LIVE), tasks.c.started_at > between[0], tasks.c.started_at <= between[1]
+    )
+    names = ("spec", "status", "created_at", "started_at", "finished_at", "artifacts", "stdout_total", "stderr_total")
     ended = (
-        sa.select(tasks.c.spec, tasks.c.status, tasks.c.started_at, tasks.c.finished_at)
+        sa.select(*(tasks.c[name] for name in names))
         .where(tasks.c.status.in_(sorted(TERMINAL)))
-        .where(tasks.c.finished_at > micros(since), tasks.c.finished_at <= micros(now), tasks.c.started_at.is_not(None))
+        .where(tasks.c.finished_at > between[0], tasks.c.finished_at <= between[1], tasks.c.started_at.is_not(None))
         .order_by(tasks.c.finished_at)
         .limit(MOST)
     )
+    rows = link.execute(ended).all()
     return Pulse(
         measured_at=now,
         depth=depth,
         workers=len(beats),
         lease_age_s=max(0.0, (micros(now) - min(beats)) / 1e6) if beats else 0.0,
-        ran=tuple(
-            Ran(json.loads(row.spec)["placement"]["engine"], row.status, max(0, row.finished_at - row.started_at) / 1e6)
-            for row in link.execute(ended)
-        ),
+        ran=tuple(map(_ran, rows)),
+        jobs=jobs,
+        oldest_s=max((max(0, micros(now) - at) / 1e6 for at in queued if at is not None), default=0.0),
+        starts=int(link.execute(begun).scalar_one()) + sum(row.started_at > between[0] for row in rows),
+    )
+
+
+def _by_state(link: sa.Connection, table: sa.Table) -> dict[str, int]:
+    import sqlalchemy as sa
+
+    counted = sa.select(table.c.status, sa.func.count()).where(in_states(table, LIVE)).group_by(table.c.status)
+    states = LIVE if "mode" in table.c else ("queued", "running")
+    return dict.fromkeys(states, 0) | {str(state): int(count) for state, count in link.execute(counted)}
+
+
+def _ran(row: Any) -> Ran:
+    return Ran(
+        json.loads(row.spec)["placement"]["engine"],
+        row.status,
+        max(0, row.finished_at - row.started_at) / 1e6,
+        max(0, row.started_at - row.created_at) / 1e6,
+        (row.stdout_total or 0) + (row.stderr_total or 0),
+        sum(file["size"] for file in json.loads(row.artifacts or "[]")),
     )
 
 
@@ -118,6 +156,8 @@ class Upkeep:
     wiring: HostWiring
     telemetry: Telemetry
     conversations: Conversations
+    notes: dict[str, Callable[[], Awaitable[object]]] = field(default_factory=dict)
+    """Questions of other parts that run beside the service, such as its bus; what they say keeps no work away."""
 
     async def run(self) -> None:
         """Measure and collect until cancelled; what fails is logged and tried again."""
@@ -140,18 +180,31 @@ class Upkeep:
         self.telemetry.pulse(measurement)
         return measurement.measured_at
 
+    async def look(self, *, patience_s: float = PATIENCE_S) -> None:
+        """Record how everything stands now; a database that is away, or not there yet, is told as such and is no error."""
+        if not self.storage.present:
+            return
+        word, databases = await _word(self.measure(utc_now()), patience_s), {"service": self.storage.database}
+        if word == "ok":
+            databases["work"] = (await self.work.client.work()).database
+        self.telemetry.databases(up=word == "ok", **databases)
+
     async def collect(self) -> None:
         """Let go of versions whose work is over, then remove those nobody uses, and forget what is old."""
         released = await self.release()
+        self.telemetry.removed("hold", released)
         report = await self.storage.projects.collect(keep_days=self.settings.collect_keep_days)
+        self.telemetry.removed("version", len(report.versions))
         if released or report.versions:
             _LOG.info("collected %d versions, let go of %d", len(report.versions), released)
         if self.settings.audit_keep_days:
-            await self.storage.projects.forget_audit(keep_days=self.settings.audit_keep_days)
+            rows = await self.storage.projects.forget_audit(keep_days=self.settings.audit_keep_days)
+            self.telemetry.removed("audit_row", rows)
         if self.settings.conversations_keep_days and self.settings.session_store is not None:
             store = await self.conversations.dialogues()
             with store_errors():
-                await store.purge(utc_now() - timedelta(days=self.settings.conversations_keep_days))
+                purged = await store.purge(utc_now() - timedelta(days=self.settings.conversations_keep_days))
+            self.telemetry.removed("conversation", purged)
 
     async def release(self) -> int:
         """Let go of the versions held by tasks and jobs that are over or gone; return how many that were."""
@@ -179,13 +232,14 @@ class Upkeep:
             "disk": asyncio.to_thread(check_writable, self.settings.state_dir),
             "artifacts": self._check_artifacts(),
             "workers": self.require_worker(),
+            **{name: ask() for name, ask in self.notes.items()},
         }
         answers = await asyncio.gather(*(_word(each, patience_s) for each in checks.values()))
         words = dict(zip(checks, answers, strict=True))
-        workers = words.pop("workers")
-        if workers == NoWorker.code:
+        notices = {name: words.pop(name) for name in ("workers", *self.notes) if name in words}
+        if notices["workers"] == NoWorker.code:
             _LOG.warning("work waits and no worker is alive: `kdskills worker` starts one")
-        return Readiness(words, {} if workers == "ok" else {"workers": workers})
+        return Readiness(words, notices)
 
     async def require_worker(self) -> None:
         """Raises NoWorker when work waits that nobody alive would take; without waiting work nobody is missed."""

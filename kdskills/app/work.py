@@ -11,7 +11,7 @@ import asyncio
 import base64
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -29,6 +29,7 @@ from kdskills.errors import (
     NotFound,
     OperatorMustAct,
 )
+from kdskills.errors.traces import current_trace
 from kdskills.execution.dirs import cache_dir
 from kdskills.execution.egress import granted
 from kdskills.execution.request import IsolationLevel, Limits, SkillMount
@@ -51,11 +52,12 @@ from kdskills.jobs.model import (
     TaskHead,
     TaskSpec,
 )
+from kdskills.jobs.stream import HostPiece, StreamEnds
 from kdskills.projects.views import UPLOADED, ProjectSkills
 from kdskills.session.approval import AccessRequest, arguments_digest, denial_of
 from kdskills.skills.folder import shown_digest
 from kdskills.skills.private_files import open_private
-from kdskills.storage.database import utc_now
+from kdskills.storage.database import micros, utc_now
 from kdskills.storage.folder import state_folder
 from kdskills.turn import Refused
 
@@ -81,8 +83,6 @@ START_S: Final = 30.0
 LARGE: Final = 64 * 1024
 """Characters of base64 beyond which an input leaves the record of its task, which is read many times a second while somebody
 waits, for the store of artifacts."""
-
-
 GONE_CODES: Final = frozenset({"not_found", "version_missing", "root_missing", "root_changed"})
 """Codes of versions of skills that cannot be had any more."""
 
@@ -381,7 +381,7 @@ class LogFollow:
             await asyncio.sleep(FOLLOW_S + TOLD_S * self.waiting)
             self.head = await self.client.head(TaskHead, self.head.scope, self.head.id)
             for stream in STREAMS:
-                self.totals[stream] = (await self.client.piece(self.head, stream, 0, 0)).total
+                self.totals[stream] = (await self.client.piece(self.head, stream, 0, 0)).log.total
             signal, self.looked = self.looked, asyncio.Event()
             signal.set()
 
@@ -408,7 +408,8 @@ class WorkService:
     def client(self) -> JobsClient:
         """The client of this Host's database; its first submission starts a worker where none runs."""
         settings = self.settings
-        return JobsClient(settings.work_database, settings.state_dir, settings.jobs, spawn=lambda: spawn(settings))
+        location = (settings.work_database, settings.state_dir, settings.jobs)
+        return JobsClient(*location, fleet=settings.fleet, spawn=lambda: spawn(settings))
 
     async def keeper(self) -> ArtifactKeeper:
         """Return what keeps artifacts, over the client's own database. Raises ArtifactStoreUnavailable."""
@@ -424,6 +425,19 @@ class WorkService:
         if self._artifacts is None:
             self._artifacts = open_artifacts(self.settings.artifacts or str(self.settings.state_dir))
         return self._artifacts
+
+    async def artifact_bytes(self, record: sa.Row[Any], begin: int, end: int) -> AsyncIterator[bytes]:
+        """Stream bytes of an artifact, as `stored_bytes`; without the setting `artifacts` each host has its own."""
+        store = self.artifacts()
+        async for chunk in (await self.client.far_hosts()).stored_bytes(
+            store, record, begin, end, shared=self.settings.artifacts is not None
+        ):
+            yield chunk
+
+    async def service(self, identity: Identity, item: str, port: int) -> StreamEnds:
+        """Return a connection to a port of a caller's service, as `FarHosts.service`. Raises NotFound as `task`."""
+        head = await self.task(identity, item)
+        return await (await self.client.far_hosts()).service(head, port)
 
     async def run_place(
         self, identity: Identity, skill_name: str, tool: str, session_id: str | None, arguments: Mapping[str, Any]
@@ -528,6 +542,7 @@ class WorkService:
         await self._require_possible(kind, spec.scope, key, [part.command for part in parts], limit)
         spooled = [await self._spooled(spec.scope, part) for part in parts]
         spec = spec.model_copy(update={"steps": tuple(spooled)}) if isinstance(spec, JobSpec) else spooled[0]
+        spec = spec.model_copy(update={"traceparent": str(current_trace() or "")})
         work, scope, placement = await self.client.work(), spec.scope, spec.placement
         projects = self.storage.projects
         facts = {"skill": placement.skill_name, "version": placement.version_hash, "engine": placement.engine}
@@ -581,6 +596,9 @@ class WorkService:
             await (await self.keeper()).require(scope, items)
         if bulky:
             await work.database.read(lambda link: require_room(work.records, link, scope, limit, additional=1))
+            size = sum(len(file.content_base64) * 3 // 4 for file in files if isinstance(file, Inline))
+            now = micros(utc_now())
+            await work.database.read(lambda link: work.quotas.require_room(link, scope, size, now))
 
     async def run(self, context: Context, spec: TaskSpec, key: str | None, body: str) -> TaskHead:
         """Run a task to its end; a caller who goes away takes it along, unless it may come back with its key."""
@@ -600,23 +618,24 @@ class WorkService:
 
     async def tails(self, head: TaskHead, size: int) -> tuple[LogPiece, LogPiece]:
         """Return the last *size* bytes of a task's stdout and stderr."""
+        pieces = await self.ends(head, size)
+        return pieces[0].log, pieces[1].log
 
-        async def tail(stream: Stream) -> LogPiece:
+    async def ends(self, head: TaskHead, size: int) -> tuple[HostPiece, HostPiece]:
+        """As `tails`, with the host that has them when it cannot be asked."""
+
+        async def tail(stream: Stream) -> HostPiece:
             if head.attempt == 0:
-                return LogPiece(0, b"", 0, truncated=False)
+                return HostPiece(LogPiece(0, b"", 0, truncated=False))
             piece = await self.client.piece(head, stream, -max(1, size), size)
-            return piece if size else LogPiece(piece.total, b"", piece.total, truncated=False)
+            total = piece.log.total
+            return piece if size else piece._replace(log=LogPiece(total, b"", total, truncated=False))
 
         return await tail("stdout"), await tail("stderr")
 
     async def printed(self, head: TaskHead) -> int:
         """Return how many bytes a task has printed so far."""
         return sum(piece.total for piece in await self.tails(head, 0))
-
-    async def elsewhere(self, head: TaskHead) -> str | None:
-        """Return the host a task's log lies on, when that is another one: here there is its end at most, once it is over."""
-        host = (await self.client.work()).host
-        return head.host if head.attempt and head.host != host else None
 
     async def news(self, head: TaskHead, stream: Stream, beyond: int, timeout_s: float) -> TaskHead:
         """Wait until a task has printed more than *beyond* bytes, or is another one than *head*; return it as it is then.

@@ -179,6 +179,10 @@ class Conflict(CallerMustAct, code="conflict"):
     """The state of things does not allow it now: taken, busy, or another body under one key."""
 
 
+class ServiceDown(CallerMustAct, code="service_down"):
+    """The service is not running, or what runs does not answer as it must."""
+
+
 class FileRefused(CallerMustAct, code="unreadable"):
     """A path below a root is not read: `path_unsafe`, `file_missing`, `symlink`, `not_a_directory`, `not_regular`,
     `too_large`, `too_deep` or `unreadable`; `details["path"]` is the relative path.

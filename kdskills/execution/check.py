@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from kdskills.errors import ExecRefused
+from kdskills.errors.traces import VARIABLE, Trace
 from kdskills.execution.egress import MAX_RULES, host_rule
 from kdskills.execution.request import MAX_BACKGROUND_S, MAX_WALL_S, ExecRequest, Limits
 
@@ -270,16 +271,19 @@ def _argv_errors(argv: tuple[str, ...], limits: Limits) -> Iterator[str]:
 
 
 def _env_errors(request: ExecRequest) -> Iterator[str]:
-    total = 0
+    count = total = 0
     for name, value in request.env.items():
         problem = env_problem(name)
         if problem:
             yield f"environment variable {name!r} {problem}"
         size = len(value.encode("utf-8", "surrogatepass"))
-        total += len(name) + size + 2
+        if (
+            name != VARIABLE or Trace.read(value) is None
+        ):  # what a run is told beside its caller's costs the caller no room
+            count, total = count + 1, total + len(name) + size + 2
         if "\x00" in value or size >= request.limits.arg_size:
             yield f"the value of {name!r} holds NUL or is too long"
-    if len(request.env) > MAX_ENV or total > MAX_ENV_TOTAL:
+    if count > MAX_ENV or total > MAX_ENV_TOTAL:
         yield f"the environment has more than {MAX_ENV} variables or {MAX_ENV_TOTAL} bytes"
 
 

@@ -6,16 +6,19 @@ what follows it is authentic, and is checked all the same: paths, globs, sizes, 
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import tarfile
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from kdskills.execution.check import RunPlan
 from kdskills.execution.payload import MAX_REPORT, framed, program_variables
@@ -56,6 +59,35 @@ def build_order(
         **further,
     }
     return framed(order, *(data for _, data in inputs), request.stdin, payload or b"")
+
+
+class Archive(NamedTuple):
+    """A tar that is the same for the same files, and its digest."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def from_files(cls, files: list[tuple[str, Path]]) -> Archive:
+        """Return the archive of (path inside, file, folder or link of this host)."""
+        sink = io.BytesIO()
+        with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, path in sorted(files):
+                info = tar.gettarinfo(str(path), arcname=name)
+                mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
+                info.uid = info.gid = info.mtime = 0
+                info.uname, info.gname, info.mode = "", "", mode
+                if info.islnk():  # another name of a file that came before: files of packages are shared that way
+                    info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
+                with path.open("rb") if info.isreg() else nullcontext() as stream:
+                    tar.addfile(info, stream)
+        data = sink.getvalue()
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+
+def tree_files(folder: Path, inside: str = "") -> list[tuple[str, Path]]:
+    """Return everything below *folder* by its path inside an archive, below *inside*."""
+    return [(f"{inside}{path.relative_to(folder)}", path) for path in folder.rglob("*")]
 
 
 def container_options(
@@ -171,6 +203,7 @@ class ContainerAnswer:
     done: bool = False
     broken: str | None = None
     answering: bool = False
+    oom: bool = False
     collection: Collection = field(init=False)
     _buffer: bytearray = field(default_factory=bytearray)
     _reading: Iterator[None] = field(init=False)
@@ -228,6 +261,7 @@ class ContainerAnswer:
                 trouble = None
                 if "stage" in line:
                     trouble = not_started(self.plan, str(line["stage"]), os.strerror(int(line["errno"])))
+                self.oom = line.get("oom") is True
                 self.end = ProgramEnd(
                     reason="timeout" if line["reason"] == "timeout" else "exited",
                     code=int(line["code"]) if "code" in line else None,

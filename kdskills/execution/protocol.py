@@ -111,6 +111,18 @@ class E2bOptions:
     hard_ttl_s: float = 3600.0  # no sandbox is used for longer than this after it was made
 
 
+@dataclass(frozen=True, slots=True)
+class KubernetesOptions:
+    """Which cluster pods run in, and from what; see `docs/how-to/run-on-kubernetes.md`."""
+
+    image: str | None = None  # by digest: `registry/name@sha256:…`
+    namespace: str = "kdskills-runs"
+    config: Path | None = None  # None: the cluster we are in, else the user's kubeconfig
+    context: str | None = None
+    runtime_class: str | None = None
+    start_s: float = 120.0  # what scheduling, pulling and starting may take
+
+
 SecretHeaders = Mapping[str, Mapping[str, Mapping[str, SecretStr]]]
 """Values by header, by origin, by namespace or full id of the skills whose programs they are for."""
 
@@ -137,7 +149,8 @@ class ExecutionOptions:
         pool: Sandboxes the bubblewrap engine keeps ready ahead of time, each for one run; 0 makes each when asked.
         egress: Bounds of what a run that is granted hosts may do over the network.
         network_secrets: What the proxy puts into requests to granted hosts.
-        e2b: The remote engine's own settings.
+        e2b: The own settings of that engine.
+        kubernetes: The own settings of that engine.
     """
 
     sandbox_uid: int = 10001
@@ -151,6 +164,7 @@ class ExecutionOptions:
     egress: EgressBounds = field(default_factory=EgressBounds)
     network_secrets: SecretHeaders = field(default_factory=dict)
     e2b: E2bOptions = E2bOptions()
+    kubernetes: KubernetesOptions = KubernetesOptions()
 
     def __post_init__(self) -> None:
         """Accept folders as paths or as text. Raises TypeError for anything else."""

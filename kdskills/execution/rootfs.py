@@ -486,7 +486,9 @@ def _write_tar(tree: Path, final: Path) -> str:
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
     mode = 0o1777 if info.name == "tmp" else info.mode
-    return info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
+    info.uid = info.gid = info.mtime = 0  # `TarInfo.replace` is missing in Debian 12's Python, 3.11.2
+    info.uname, info.gname, info.mode = "", "", mode
+    return info
 
 
 def _digest(value: object) -> str:

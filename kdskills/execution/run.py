@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
 from kdskills.errors import ExecFailed, ExecRefused, RootChanged, RootMissing
+from kdskills.errors.traces import VARIABLE, current_trace
 from kdskills.execution.check import RunPlan, check_request, require_limits
 from kdskills.execution.dirs import PASSABLE, cache_dir, state_dir
 from kdskills.execution.egress import TRUST_DIR, TRUST_ENV, TRUST_NAME, HostHeaders, host_rules, host_secrets
@@ -336,9 +337,9 @@ def canary_argv(python: str, entry: str) -> tuple[str, ...]:
     return (python, "-I", entry.rpartition("/")[0] + "/canary.py", *CANARY_FILES, str(Path(__file__).resolve()))
 
 
-def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
+def judge(output: bytes, *, sockets: bool = True, families: Sequence[str] = ()) -> tuple[ProbeCheck, ...]:
     """Return one check per promise of the probe, from the canary's own words; garbage fails as `canary`. With *sockets*
-    the only interface must be `lo`; else none may be made at all, as engines without such a namespace promise.
+    the only interface must be `lo`; else none may be made but of *families*, as engines without such a namespace promise.
     """
     try:
         report = json.loads(output)
@@ -350,7 +351,7 @@ def judge(output: bytes, *, sockets: bool = True) -> tuple[ProbeCheck, ...]:
             "capabilities": (report["cap_bounding"] == 0, f"bounding set {report['cap_bounding']:#x}"),
             "seccomp": (report["seccomp"] == 2, f"mode {report['seccomp']}"),
             "no_new_privs": (report["no_new_privs"] == 1, str(report["no_new_privs"])),
-            "network": (report[network] == (["lo"] if sockets else []), f"{network} {report[network]}"),
+            "network": (report[network] == (["lo"] if sockets else [*families]), f"{network} {report[network]}"),
             "root_read_only": (not report["root_writable"], f"writable: {report['root_writable']}"),
         }
         return tuple(ProbeCheck(name, ok, words) for name, (ok, words) in rows.items())
@@ -396,7 +397,7 @@ class ExecutionEngine(ABC):
 
     async def run(self, request: ExecRequest) -> ExecResult:
         """Run to the end; the whole tree is gone when CancelledError is raised. Raises ExecRefused: nothing was run."""
-        run = self.run_type(self, request)
+        run = self.run_type(self, traced(request))
         run.go()
         try:
             return await run.wait()
@@ -406,7 +407,7 @@ class ExecutionEngine(ABC):
 
     async def start(self, request: ExecRequest, *, probing: bool = False) -> ExecutionRun:
         """Start and return the run once its program runs; *probing* says that it is the canary. Raises as `run`."""
-        run = self.run_type(self, request, probing=probing)
+        run = self.run_type(self, request if probing else traced(request), probing=probing)
         run.go()
         await run.begun()
         return run
@@ -522,6 +523,17 @@ class ExecutionEngine(ABC):
         words = result.error.message if result.error else failed(checks)
         cure = None if ok else self.cure_of(words)
         return ProbeReport(self.name, self.level, ok, checks, result.limits_enforced, cure)
+
+
+def traced(request: ExecRequest) -> ExecRequest:
+    """Return the request of a program that is told which trace it belongs to, if it belongs to any.
+
+    Generated code is not: without variables of its own it runs in a process that is prepared ahead.
+    """
+    trace = current_trace()
+    if trace is None or request.code is not None or VARIABLE in request.env:
+        return request
+    return replace(request, env={**request.env, VARIABLE: str(trace)})
 
 
 AUTO_ORDER = ("bubblewrap", "docker", "landlock")

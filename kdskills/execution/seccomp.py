@@ -169,6 +169,14 @@ NO_SOCKETS: Final[tuple[SyscallRule, ...]] = (
     ),
     *_plain(errno.EACCES, connect=(42, 203), bind=(49, 200), listen=(50, 201), accept=(43, 202), accept4=(288, 242)),
 )
+_LOCAL: Final = Only(0, "not_in", (FAMILIES["AF_UNIX"],))
+LOCAL_SOCKETS: Final[tuple[SyscallRule, ...]] = (
+    *(rule for rule in RULES if rule.name not in {"socket", "socketpair"}),
+    SyscallRule("socket", 41, 198, error=errno.EAFNOSUPPORT, only=_LOCAL),
+    SyscallRule("socketpair", 53, 199, error=errno.EAFNOSUPPORT, only=_LOCAL),
+)
+"""The refused calls of a program whose network namespace may lead somewhere: it has sockets of its own machine alone."""
+
 SHARED: Final[tuple[SyscallRule, ...]] = (
     *_plain(shmget=(29, 194), shmat=(30, 196), shmctl=(31, 195), semget=(64, 190), semop=(65, 193), semctl=(66, 191)),
     *_plain(semtimedop=(220, 192), msgget=(68, 186), msgsnd=(69, 189), msgrcv=(70, 188), msgctl=(71, 187)),

@@ -250,6 +250,12 @@ def read_log(path: Path, offset: int, size: int, limit: int) -> LogPiece:
         os.close(fd)
 
 
+ROOM_S: Final = 30.0
+"""Seconds a program that prints waits for room on a full disk, before its run is given up."""
+_ROOM_LOOK_S: Final = 0.05
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
 class LogWriter:
     """Appends to one log. It holds no descriptor between writes, so nothing is left open by a run that breaks."""
 
@@ -258,9 +264,10 @@ class LogWriter:
         self._punched, self._can_punch = 0, True
 
     def write(self, data: bytes) -> None:
-        """Append *data*. Raises OSError when the disk takes no more."""
+        """Append *data*; on a full disk the program waits with it. Raises OSError when there is no room within `ROOM_S`."""
         if not data:
             return
+        end: float | None = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self._path, flags, 0o600)
         try:
@@ -268,7 +275,13 @@ class LogWriter:
             if not self._can_punch:
                 remaining = remaining[: max(0, self._limit * _UNSUPPORTED - os.fstat(fd).st_size)]
             while remaining:
-                remaining = remaining[os.write(fd, remaining) :]
+                try:
+                    remaining = remaining[os.write(fd, remaining) :]
+                except OSError as error:
+                    end = end or time.monotonic() + ROOM_S
+                    if error.errno not in _FULL or time.monotonic() >= end:
+                        raise
+                    time.sleep(_ROOM_LOOK_S)
             self._bound(fd)
         finally:
             os.close(fd)

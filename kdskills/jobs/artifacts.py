@@ -15,7 +15,7 @@ import re
 import secrets
 import string
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -96,10 +96,10 @@ def blob_key(project: str, sha256: str) -> str:
         raise ValueError(f"{sha256[:80]!r} is no sha256 in lower-case hex")
     if not project:
         raise ValueError("the project has no name")
-    return f"artifacts/{_folder(project)}/sha256/{sha256[:2]}/{sha256[2:]}"
+    return f"artifacts/{key_part(project)}/sha256/{sha256[:2]}/{sha256[2:]}"
 
 
-def _folder(project: str) -> str:
+def key_part(project: str) -> str:
     """Return *project* as one component of a key; no two projects share one, and none means something else in a path.
 
     Marked by `~` and not by `%`, which some servers of object storage decode once more than they should.
@@ -199,7 +199,7 @@ class ObjectBlobs:
             except FileNotFoundError:
                 return None
 
-    async def read(self, key: str) -> AsyncIterator[bytes]:
+    async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         """Stream a key."""
         with _obstore_errors(), _in_bucket():
             response = await obstore.get_async(self._store, key)
@@ -215,6 +215,14 @@ class ObjectBlobs:
         """Forget a key."""
         with _obstore_errors(), suppress(FileNotFoundError):
             await obstore.delete_async(self._store, key)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix that ends with a whole component."""
+        with _obstore_errors(), _in_bucket():
+            try:
+                return [meta["path"] for meta in await obstore.list(self._store, prefix=prefix).collect_async()]
+            except FileNotFoundError:
+                return []
 
     async def sign(self, key: str, expires: timedelta) -> str | None:
         """Return a link, where the store has them."""
@@ -297,7 +305,7 @@ class GoogleBlobs:
             blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
         return None if blob is None else int(blob.size)
 
-    async def read(self, key: str) -> AsyncIterator[bytes]:
+    async def read(self, key: str) -> AsyncGenerator[bytes, None]:
         """Stream a key in ranges of a chunk."""
         with _google_errors():
             blob = await asyncio.to_thread(self._bucket.get_blob, self._prefix + key)
@@ -327,6 +335,16 @@ class GoogleBlobs:
         """Forget a key."""
         with suppress(NotFound), _google_errors():
             await asyncio.to_thread(self._blob(key).delete)
+
+    async def keys(self, prefix: str) -> list[str]:
+        """Return the keys below a prefix that ends with a whole component."""
+
+        def names() -> list[str]:
+            blobs = self._client.list_blobs(self._bucket, prefix=f"{self._prefix}{prefix}/")
+            return [str(blob.name).removeprefix(self._prefix) for blob in blobs]
+
+        with _google_errors():
+            return await asyncio.to_thread(names)
 
     async def sign(self, key: str, expires: timedelta) -> str | None:
         """Return a link; None for credentials that cannot sign, as those of an emulator."""
@@ -380,11 +398,11 @@ class ArtifactStore:
     """Keeps files of projects by content, so that storing one twice costs nothing and never changes anything."""
 
     def __init__(self, blobs: Blobs) -> None:
-        self._blobs = blobs
+        self.blobs = blobs
 
     async def check(self) -> None:
         """Ask whether the storage is there. Raises ArtifactStoreUnavailable."""
-        await self._blobs.check()
+        await self.blobs.check()
 
     async def measure(self, source: Path) -> Stored:
         """Return digest and size of a file, which is not kept. Raises OSError."""
@@ -400,8 +418,8 @@ class ArtifactStore:
         """Keep the file at *source*, which must not change meanwhile. Raises OSError, ArtifactStoreUnavailable."""
         content = await self.measure(source)
         key = blob_key(project, content.sha256)
-        if await self._blobs.size(key) != content.size:
-            await self._blobs.save(key, source)
+        if await self.blobs.size(key) != content.size:
+            await self.blobs.save(key, source)
         return content
 
     async def read(self, project: str, sha256: str) -> AsyncIterator[bytes]:
@@ -410,7 +428,7 @@ class ArtifactStore:
         Raises ArtifactCorrupt after the last chunk, when what came is not what was stored.
         """
         hasher = hashlib.sha256()
-        async for chunk in self._blobs.read(blob_key(project, sha256)):
+        async for chunk in self.blobs.read(blob_key(project, sha256)):
             hasher.update(chunk)
             yield chunk
         if hasher.hexdigest() != sha256:
@@ -437,7 +455,7 @@ class ArtifactStore:
 
     async def piece(self, project: str, sha256: str, begin: int, end: int) -> bytes:
         """Return the bytes *begin* to *end*; only whole contents can be checked against the digest. Raises NotFound."""
-        return await self._blobs.piece(blob_key(project, sha256), begin, end) if end > begin else b""
+        return await self.blobs.piece(blob_key(project, sha256), begin, end) if end > begin else b""
 
     async def pieces(self, project: str, sha256: str, begin: int, end: int) -> AsyncIterator[bytes]:
         """Stream the bytes *begin* to *end*. Raises NotFound, `artifact_missing`."""
@@ -450,19 +468,23 @@ class ArtifactStore:
 
     async def has(self, project: str, sha256: str) -> bool:
         """Whether the bytes of a digest are kept for this project."""
-        return await self._blobs.size(blob_key(project, sha256)) is not None
+        return await self.size(project, sha256) is not None
+
+    async def size(self, project: str, sha256: str) -> int | None:
+        """Return how many bytes are kept of a digest, or None. Raises ArtifactStoreUnavailable."""
+        return await self.blobs.size(blob_key(project, sha256))
 
     async def link(self, project: str, sha256: str, expires: timedelta = LINK) -> str | None:
         """Return a link that reads these bytes until it expires, or None where the storage has no such links."""
-        return await self._blobs.sign(blob_key(project, sha256), expires)
+        return await self.blobs.sign(blob_key(project, sha256), expires)
 
     async def delete(self, project: str, sha256: str) -> None:
         """Forget the bytes of a digest; the caller knows that no artifact of the project has them any more."""
-        await self._blobs.delete(blob_key(project, sha256))
+        await self.blobs.delete(blob_key(project, sha256))
 
     async def aclose(self) -> None:
         """Close connections."""
-        await self._blobs.aclose()
+        await self.blobs.aclose()
 
 
 def open_artifacts(url: str) -> ArtifactStore:

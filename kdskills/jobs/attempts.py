@@ -14,10 +14,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
@@ -76,7 +76,15 @@ class AttemptOrder(Value):
         """Return what `order.json` holds: the order, and what the shim reads of it; no service is ended by time."""
         order, timeout = self.model_dump(mode="json"), self.spec.command.timeout_s
         backstop_s = None if timeout is None else timeout + BACKSTOP_S
-        return {"backstop_s": backstop_s, "lease_file": order["lease_file"], "order": order}
+        facts = {"backstop_s": backstop_s, "lease_file": order["lease_file"], "order": order}
+        return facts | {"traceparent": order["spec"].pop("traceparent")}  # a field that workers before do not know
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> AttemptOrder:
+        """Return the order that `to_json` told. Raises ValidationError, also for one of a later version."""
+        order = cls.model_validate(facts["order"])
+        spec = order.spec.model_copy(update={"traceparent": facts.get("traceparent", "")})
+        return order.model_copy(update={"spec": spec})
 
 
 class ProcessIdentity(Value):
@@ -114,6 +122,7 @@ class OutFile(Value):
 class Verdict(Value):
     """How an attempt ended; final once written. It is `lost` when it died without telling.
 
+    `cpu_ms` is processor time of all that ran below the attempt's shim; there is none of a shim that was killed.
     `error_code` is one word for machines when it did not end by itself with code 0 or another.
     """
 
@@ -125,6 +134,7 @@ class Verdict(Value):
     started_at: float | None = None
     finished_at: float = 0.0
     duration_ms: int = 0
+    cpu_ms: int | None = None
     stdout_total: int = 0
     stderr_total: int = 0
     artifacts: tuple[OutFile, ...] = ()
@@ -160,7 +170,10 @@ class WarmStarter:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, folder: Path) -> None:
-        """Start the shim of the attempt in *folder*; one that is alive already is left alone. Raises ExecFailed."""
+        """Start the shim of the attempt in *folder*; one that is alive already is left alone.
+
+        Raises ExecFailed, and OSError when the disk is full: then nothing began.
+        """
         order = {"start": str(folder)}
 
         def ask_twice() -> dict[str, object] | None:
@@ -168,6 +181,8 @@ class WarmStarter:
                 return self._ask(order) or self._ask(order)
 
         answer = await asyncio.to_thread(ask_twice)
+        if answer is not None and answer.get("errno") in shim.FULL:
+            raise OSError(answer["errno"], str(answer["error"]), str(folder))
         if answer is None or "error" in answer:
             cause = "it died" if answer is None else answer["error"]
             raise ExecFailed(f"the launcher could not start an attempt: {cause}", code="launcher_failed")
@@ -322,11 +337,7 @@ class Attempt:
 
     def cancel(self, reason: str = "") -> bool:
         """Ask it to end; False when it has ended already. `wait` tells when it is over. Works from any process."""
-        if self.verdict() is not None:
-            return False
-        shim.write_json(self.folder / shim.CANCEL, {"reason": reason[:1000]})
-        _send(self._pidfd(), signal.SIGTERM)
-        return True
+        return cancel_attempt(self.folder, reason)
 
     def logs(self, stream: LogStream, offset: int = 0, limit: int = 65536) -> LogPiece:
         """Return up to *limit* bytes of *stream* from *offset*; a negative offset counts from the end."""
@@ -341,7 +352,7 @@ class Attempt:
 
     async def _shim_died(self, patience_s: float) -> bool:
         """Wait for the death of the shim; whether it is dead."""
-        fd = self._pidfd()
+        fd = _shim_of(self.folder)
         if fd is None:
             return True
         loop, over = asyncio.get_running_loop(), asyncio.Event()
@@ -355,10 +366,6 @@ class Attempt:
             os.close(fd)
         return over.is_set()
 
-    def _pidfd(self) -> int | None:
-        """Open the shim, if it is still the process that named itself in the lock; None when it is gone."""
-        return shim.open_living(shim.read_identity(self.folder))
-
     async def _settle(self) -> Verdict:
         """Give an attempt that died its verdict; the lock makes sure that nobody else still could."""
         lock = await asyncio.to_thread(shim.take_lock, self.folder, 0.5)
@@ -368,6 +375,10 @@ class Attempt:
             early_verdict = self.verdict()
             if early_verdict is not None:
                 return early_verdict
+            if not os.pread(lock, 1, 0) and not any(
+                (self.folder / name).exists() for name in (shim.FACTS, shim.RESULT)
+            ):
+                return NOT_BEGUN
             trouble = ""  # what could not be ended of what the engine left of dead runners, in words for the verdict
             try:
                 if self.starter is not None:
@@ -381,6 +392,41 @@ class Attempt:
         verdict = self.verdict()
         assert verdict is not None
         return verdict
+
+
+def cancel_attempt(folder: Path, reason: str = "") -> bool:
+    """Ask the attempt in *folder* to end, of which nothing else is read; False when it has ended already.
+
+    On a full disk it may wait a while for somebody to hear it: a shim that has no room to say who it is.
+    """
+    if (folder / shim.EXIT).exists():
+        return False
+    while True:
+        noted = True
+        try:
+            shim.write_json(folder / shim.CANCEL, {"reason": reason[:1000]})
+        except OSError as error:
+            if error.errno not in shim.FULL:
+                raise
+            noted = False
+        fd = _shim_of(folder)
+        _send(fd, signal.SIGTERM)
+        if noted or fd is not None or not attempt_alive(folder):
+            return True
+        time.sleep(SLOW_S)
+
+
+def _shim_of(folder: Path) -> int | None:
+    """Open the shim that named itself in the lock, if it is still that process; None when it is gone."""
+    return shim.open_living(shim.read_identity(folder))
+
+
+NOT_BEGUN: Final = Verdict(
+    status="refused",
+    error_code="disk_full",
+    error_message="nothing began: there was no room on the disk, or what should have watched it was killed",
+)
+"""The verdict on an attempt whose shim ended before it began anything; it is written nowhere."""
 
 
 def _send(fd: int | None, number: int) -> None:
@@ -421,7 +467,7 @@ class Attempts:
         return self._state / SESSIONS / require_task_id(session_key)
 
     async def start(self, order: AttemptOrder) -> Attempt:
-        """Start an attempt and return once its shim holds the lock. Raises ExecFailed.
+        """Start an attempt and return once its shim holds the lock. Raises ExecFailed, and OSError for a full disk.
 
         The same attempt may be started again: one that began, whether it lives or not, is only found. So a worker that
         was killed between its decision and the start repeats the call without ever running a program twice.
@@ -443,7 +489,7 @@ class Attempts:
             return None
         if not attempt_alive(folder) and shim.read_identity(folder) is None and not (folder / shim.EXIT).exists():
             return None
-        return Attempt(folder, AttemptOrder.model_validate(facts["order"]), self._starter)
+        return Attempt(folder, AttemptOrder.from_json(facts), self._starter)
 
     def log(self, task_id: str, attempt: int, stream: LogStream, offset: int, limit: int) -> LogPiece | None:
         """Return a piece of what an attempt printed, as `Attempt.logs`; None when nothing of it is here.
@@ -477,6 +523,13 @@ class Attempts:
             return False
         shutil.rmtree(top)
         return True
+
+    def silent(self, task_id: str) -> bool:
+        """Whether a task has one attempt, which printed nothing and of which our own side had nothing to say."""
+        top = self._state / RUNS / require_task_id(task_id)
+        names = [path.name for path in top.iterdir()] if top.is_dir() else []
+        logs = [top / name / log for name in names for log in (shim.STDOUT, shim.STDERR, shim.LOG)]
+        return len(names) == 1 and not any(log.exists() and log.stat().st_size for log in logs)
 
     def tasks(self) -> list[str]:
         """Return the ids of every task with a folder here."""

@@ -29,7 +29,9 @@ from kdskills.jobs.model import (
 )
 from kdskills.jobs.queue import Work, slot_taken
 from kdskills.jobs.records import ListQuery, dump, ending, head_of, new_row, outcome
-from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.settings import FleetSettings, JobsSettings
+from kdskills.jobs.stream import FarHosts, HostPiece, HostUnreachable
+from kdskills.storage.database import micros, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -123,7 +125,7 @@ class JobsClient:
 
     Whoever submits work, or looks at work that is not over, gets a worker started where none runs. What is asked of tasks
     and of jobs alike takes `TaskHead` or `JobHead` as its first argument; with *any_agent* it may be of the project's other
-    agents too. *spawn* starts a worker on this host where there is work and no worker; None leaves that to others.
+    agents too. *fleet* says how other hosts are asked. *spawn* starts a worker on this host where there is work and no worker; None leaves that to others.
     """
 
     def __init__(
@@ -132,9 +134,12 @@ class JobsClient:
         state_dir: Path,
         settings: JobsSettings | None = None,
         *,
+        fleet: FleetSettings | None = None,
         spawn: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings or JobsSettings()
+        self._fleet = fleet or FleetSettings()
+        self._far_hosts: FarHosts | None = None
         self._location = (url, state_dir)
         self._spawn = spawn
         self._spawned_at = float("-inf")
@@ -189,7 +194,7 @@ class JobsClient:
 
         The same idempotency *key* with the same *body_hash* is the same work. *hook* is called in the transaction when
         the work is new; what it raises leaves nothing of it. Raises BadRequest for steps that do not make a graph,
-        Conflict for a key used with another body, or a busy session when the spec refuses to wait.
+        QuotaExceeded, Conflict for a key used with another body, or a busy session when the spec refuses to wait.
         """
         kind: type[TaskHead] | type[JobHead] = TaskHead
         if isinstance(spec, JobSpec):
@@ -217,6 +222,8 @@ class JobsClient:
                 _refuse_busy(work, link, session_key, item)
             if hook is not None:
                 hook(link, item)
+            commands = len(spec.steps) if isinstance(spec, JobSpec) else 1
+            work.quotas.admit(link, spec.scope, commands, micros(utc_now()))
             work.queue.announce(link, f"queue {row.get('mode', 'job')}")
             return head_of(kind, row, spec=spec)
 
@@ -292,18 +299,30 @@ class JobsClient:
     ) -> LogPiece:
         """Return up to *limit* bytes of a task's output from *offset*; a negative offset counts from the end.
 
-        Read from the latest attempt's files where this host has them, else from the head's tail. Raises NotFound.
+        Read from the latest attempt's files, also of another host, else from the head's tail. Raises NotFound.
         """
-        return await self.piece(await self.head(TaskHead, scope, item), stream, offset, limit)
+        return (await self.piece(await self.head(TaskHead, scope, item), stream, offset, limit)).log
 
-    async def piece(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
-        """As `logs`, of a task as it was read."""
-        work = await self.work()
+    async def piece(self, head: TaskHead, stream: Stream, offset: int, limit: int) -> HostPiece:
+        """As `logs`, of a task as it was read; a host that has it and cannot be asked is named."""
+        work, elsewhere, reason = await self.work(), None, None
         if head.attempt and head.host == work.host:
             piece = await asyncio.to_thread(work.attempts.log, head.id, head.attempt, stream, offset, limit)
             if piece is not None:
-                return piece
-        return tail_piece(head, stream, offset, limit)
+                return HostPiece(piece)
+        elif head.attempt and head.host:
+            try:
+                return HostPiece(await (await self.far_hosts()).log(head, stream, offset, limit))
+            except HostUnreachable as error:
+                elsewhere, reason = head.host, str(error.details["reason"])
+        return HostPiece(tail_piece(head, stream, offset, limit), elsewhere, reason)
+
+    async def far_hosts(self) -> FarHosts:
+        """Return what asks the other hosts."""
+        work = await self.work()
+        if self._far_hosts is None or self._far_hosts.work is not work:
+            self._far_hosts = FarHosts(work, self._fleet)
+        return self._far_hosts
 
     async def ensure_worker(self) -> None:
         """Start a worker of this host when there is none and this client may; a call costs one look at a lock."""

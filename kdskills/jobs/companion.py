@@ -187,13 +187,15 @@ async def _carry(port: int, reader: asyncio.StreamReader, writer: asyncio.Stream
         writer.transport.abort()
         return
     async with asyncio.TaskGroup() as copies:
-        copies.create_task(_copy(reader, sandbox_writer, writer))
-        copies.create_task(_copy(sandbox_reader, writer, sandbox_writer))
+        copies.create_task(copy_bytes(reader, sandbox_writer, writer))
+        copies.create_task(copy_bytes(sandbox_reader, writer, sandbox_writer))
     for end in (writer, sandbox_writer):
         end.close()
 
 
-async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, return_sink: asyncio.StreamWriter) -> None:
+async def copy_bytes(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, return_sink: asyncio.StreamWriter
+) -> None:
     """Carry bytes one way until their end, which is passed on; when a side breaks, both do."""
     try:
         while data := await source.read(CHUNK):
@@ -201,6 +203,8 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, return
             await sink.drain()
         if sink.can_write_eof():
             sink.write_eof()
+        else:  # TLS knows no half of an end
+            sink.close()
     except OSError:
         sink.transport.abort()
         return_sink.transport.abort()

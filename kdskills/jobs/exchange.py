@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 from kdskills.errors import BadRequest, ExecFailed, ExecRefused, KdskillsError
+from kdskills.errors.traces import VARIABLE
 from kdskills.execution.check import compile_glob, output_problem
 from kdskills.execution.dirs import locked
 from kdskills.execution.egress import PROXY_PORT
@@ -271,7 +272,7 @@ def to_request(order: AttemptOrder, folder: Path, session: Mapping[str, tuple[Pa
     )
     return ExecRequest(
         argv=command.argv,
-        env=command.env,
+        env=({VARIABLE: spec.traceparent} if spec.traceparent else {}) | command.env,
         skills=placement.skills,
         environment=placement.environment,
         inputs=tuple(inputs.values()),
@@ -469,6 +470,11 @@ class SessionFolder:
         with self._locked():
             yield self._version()
 
+    def version_name(self) -> str:
+        """Return which version the files are, another whenever they changed."""
+        with self.reading() as version:
+            return version.folder.name
+
     def commit(self, base: SessionVersion, workdir: WorkdirFiles, bounds: OutputBounds) -> list[OutputError]:
         """Carry what a command changed since *base*, the version it was given, into a new one; return what cannot be kept."""
         files = {item.path: item for item in workdir.files}
@@ -527,8 +533,28 @@ class SessionFolder:
                 os.fchmod(fd, _mode(item.mode))
                 sink.flush()
                 os.fsync(fd)
+        self._make_current(name, {**stays, **{path: _entry(item) for path, item in changed.items()}})
+
+    def replace(self, entries: Mapping[str, SessionFile], build: Callable[[SessionVersion, Path], None]) -> str:
+        """Make *entries* the session's files and return the name of their version.
+
+        *build* brings them to the disk, into a new folder beside the version there is by then; what it raises leaves that version.
+        """
+        with self._locked():
+            name = f"v-{secrets.token_hex(8)}"
+            new = self._top / name
+            new.mkdir(mode=0o700)
+            try:
+                build(self._version(), new)
+            except BaseException:  # raised again: nothing half-written stays
+                shutil.rmtree(new)
+                raise
+            self._make_current(name, entries)
+        return name
+
+    def _make_current(self, name: str, files: Mapping[str, SessionFile]) -> None:
+        """Let the version *name*, which is on the disk, be the one there is, and remove every other."""
         part = self._top / f"{_NEW}{name}"
-        files = {**stays, **{path: _entry(item) for path, item in changed.items()}}
         with open_private(part, "w", encoding="utf-8") as sink:
             json.dump({"version": name, "files": dict(sorted(files.items()))}, sink)
             sink.flush()

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from kdskills.errors.traces import Trace
 from kdskills.execution.request import EnvironmentMount, Limits, SkillMount
 
 Kind = Literal["task", "job"]
@@ -142,7 +143,19 @@ class ServiceSpec(Value):
     expose_ports: tuple[int, ...] = ()
 
 
-class TaskSpec(Value):
+class Traced(Value):
+    """What a request began: `traceparent` is the step of its trace that did, empty in rows of older releases."""
+
+    traceparent: str = ""
+
+    @property
+    def trace_id(self) -> str | None:
+        """The trace it belongs to."""
+        trace = Trace.read(self.traceparent)
+        return None if trace is None else trace.trace_id
+
+
+class TaskSpec(Traced):
     """One task: a command in a sandbox.
 
     Commands of one session never overlap and share a folder; without `session_id` it has a session of its own.
@@ -175,7 +188,7 @@ class StepSpec(Value):
     retry_on_lost: bool = False
 
 
-class JobSpec(Value):
+class JobSpec(Traced):
     """A job: steps in one session, in order or as a graph."""
 
     scope: Scope

@@ -17,10 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
 from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
-from kdskills.jobs.model import TASKS, TERMINAL, Kind, TaskHead
+from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead, TaskSpec
+from kdskills.jobs.quotas import ProjectQuotas
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
@@ -40,6 +43,8 @@ CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
 FROZEN_MS: Final = 10_000
 """Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
+MAX_LEFT: Final = 4000
+"""Ids of work for later versions that one worker passes over at most; what waits behind more of it waits for an upgrade."""
 _ACTIVE: Final = ("starting", "running")
 _OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
@@ -78,7 +83,10 @@ class WorkQueue:
     host: str
     pooled: bool
     global_concurrency: int | None
+    quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
+    unreadable: set[str] = field(default_factory=set, init=False)
+    """Ids of tasks and jobs that only a later version understands, which its workers take; `MAX_LEFT` at most."""
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -128,48 +136,60 @@ class WorkQueue:
             free = max(0, self.global_concurrency - running)
             capacity = capacity._replace(batch=min(capacity.batch, free))
         rows = self.candidates(link, executor, capacity, in_hand)
+        places = self.quotas.free_places(link) if self.quotas.bounds_running else None
         room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
-        sessions: set[str] = set()
+        lost, passed_over = 0, len(self.unreadable)
         for row in rows:
             if row.status != "queued" and row.kind == "task":
                 if row.host == self.host:
                     adopted.append(row.id)
                     continue
-                head = self._take_over(link, row.id, executor)
+                head, is_lost = self._take_over(link, row.id, executor)
+                lost += is_lost  # it was at most once, and its host is gone
+                heads += [] if head is None else [head]
                 if head is None:
-                    continue  # it was at most once, and its host is gone
-                heads.append(head)
+                    continue
             elif row.status == "queued":
                 if room[row.mode] <= 0:
+                    continue
+                if places is not None and row.mode == "batch" and not places.take(row.tenant, row.project):
                     continue
                 room[row.mode] -= 1
                 fresh[row.kind].append(row.id)
             else:
                 fresh["job"].append(row.id)
-            if row.in_session:
-                sessions.add(row.session_key)
-        next_attempt = {"status": "starting", "attempt": self.records.table("task").c.attempt + 1, "ready_at": None}
-        heads += self._change(link, fresh["task"], next_attempt | {"executor": executor, "host": self.host})
-        heads += self._change(link, adopted, {"executor": executor})
-        if fresh["job"]:  # also those that ran on a host that is gone
+        table = self.records.table("task")
+        nobodys = {"executor": None, "host": None, "ready_at": None}
+        begun = {"status": "starting", "attempt": table.c.attempt + 1, "executor": executor, "host": self.host}
+        waiting = {"status": "queued", "attempt": table.c.attempt - 1}
+        heads += self._change(link, fresh["task"], nobodys | begun, nobodys | waiting)
+        heads += self._change(link, adopted, {"executor": executor}, {"executor": None})
+        jobs = self._readable_jobs(link, fresh["job"])
+        if jobs:  # also those that ran on a host that is gone
             table = self.records.table("job")
             began = sa.func.coalesce(table.c.started_at, micros(utc_now()))
             values = {"status": "running", "executor": executor, "host": self.host, "started_at": began}
-            link.execute(table.update().where(table.c.id.in_(fresh["job"])).values(values))
-        self._settle(link, sorted(sessions))
-        return ClaimedWork(tuple(heads), tuple(fresh["job"]), len(rows) >= capacity.most)
+            link.execute(table.update().where(table.c.id.in_(jobs)).values(values))
+        claimed = {*jobs, *(head.id for head in heads)}
+        self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
+        may_continue = len(rows) >= capacity.most and bool(claimed or lost)
+        return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self.unreadable) > passed_over)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
-        if link.dialect.name == "postgresql":  # SQLite's writer is alone already
-            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
-            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
+        self.hold_claims(link)
         workers = self.records.tables.workers
         mine = sa.select(workers.c.executor).where(workers.c.executor == executor, workers.c.state == "live")
         return link.execute(mine).first() is not None
+
+    def hold_claims(self, link: sa.Connection) -> None:
+        """Let nobody claim anything until the transaction ends."""
+        if link.dialect.name == "postgresql":  # SQLite's writer is alone already
+            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
+            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
 
     def candidates(
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
@@ -179,19 +199,28 @@ class WorkQueue:
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
-        parameters = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
+        parameters: dict[str, Any] = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
+        parameters["unreadable"] = sorted(self.unreadable)
+        if self.quotas.bounds_running and (capacity.batch or capacity.service):
+            parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
 
     def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
-        parts = [self._orphans("task"), self._orphans("job")]
+        room = batch or service or jobs
+        parts = [self._orphans("task", beyond=room), self._orphans("job", beyond=room)]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
             tasks, jobs_ = self.records.table("task"), self.records.table("job")
             # steps run where their session's files are: on the host of their job
             ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
             steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
-            parts += [part.where(tasks.c.mode.in_(modes)) for part in (self._waiting("task"), steps)]
+            allowed: list[sa.ColumnElement[bool]] = [tasks.c.mode.in_(modes)]
+            if self.quotas.bounds_running:  # what waits for a place of its project is in nobody's way
+                busy: sa.BindParameter[Any] = sa.bindparam("busy", expanding=True)
+                free = sa.tuple_(tasks.c.tenant, tasks.c.project).not_in(busy)
+                allowed.append(sa.or_(tasks.c.mode != "batch", free))
+            parts += [part.where(*allowed) for part in (self._waiting("task"), steps)]
         if jobs:
             parts.append(self._waiting("job"))
         most = sa.bindparam("most", type_=sa.Integer)
@@ -203,8 +232,10 @@ class WorkQueue:
         return sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
+        """Return the beginning of a question for rows of *kind* that are not for later versions."""
         table = self.records.table(kind)
         task = kind == "task"
+        unreadable = sa.bindparam("unreadable", type_=sa.String, expanding=True)
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
         return sa.select(
             sa.literal(kind).label("kind"),
@@ -212,11 +243,13 @@ class WorkQueue:
             table.c.id,
             table.c.status,
             table.c.host,
+            table.c.tenant,
+            table.c.project,
             (table.c.mode if task else sa.literal("job")).label("mode"),
             table.c.session_key,
             in_session.label("in_session"),
             table.c.created_at,
-        )
+        ).where(table.c.id.not_in(unreadable))
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
@@ -251,8 +284,8 @@ class WorkQueue:
             blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
 
-    def _orphans(self, kind: Kind) -> sa.Select[Any]:
-        """Return the question for what began and nobody alive sees through: of this host, or of one that is gone."""
+    def _orphans(self, kind: Kind, *, beyond: bool) -> sa.Select[Any]:
+        """Return the question for what began and nobody alive sees through: of this host, and *beyond* of one that is gone."""
         table, workers = self.records.table(kind), self.records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
@@ -260,35 +293,76 @@ class WorkQueue:
         forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
         reach = table.c.host == self.host
-        if self.pooled:
+        if self.pooled and beyond:
             gone = table.c.host.not_in(self.roster.occupied())
             reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
         return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
 
-    def _change(self, link: sa.Connection, items: Sequence[str], values: dict[str, Any]) -> list[TaskHead]:
+    def _change(
+        self, link: sa.Connection, items: Sequence[str], values: dict[str, Any], otherwise: dict[str, Any] | None = None
+    ) -> list[TaskHead]:
+        """Give tasks *values* and return their heads; those that only a later version understands get *otherwise* instead."""
         if not items:
             return []
-        table = self.records.table("task")
+        table, heads, unreadable = self.records.table("task"), dict[str, TaskHead](), list[str]()
         change = table.update().where(table.c.id.in_(items)).values(values).returning(*table.c)
-        heads = {row["id"]: head_of(TaskHead, row) for row in link.execute(change).mappings()}
+        for row in link.execute(change).mappings().all():
+            try:
+                heads[row["id"]] = head_of(TaskHead, row)
+            except ValidationError as error:
+                self._leave(row["id"], error)
+                unreadable.append(row["id"])
+        if unreadable:
+            link.execute(table.update().where(table.c.id.in_(unreadable)).values(otherwise or {}))
         return [heads[item] for item in items if item in heads]
 
-    def _take_over(self, link: sa.Connection, item: str, executor: str) -> TaskHead | None:
-        """Take a task whose host is gone, to be run anew; None when it may not be, and is over by this."""
-        head = self.records.head(link, TaskHead, item)
+    def _readable_jobs(self, link: sa.Connection, items: Sequence[str]) -> list[str]:
+        """Return those of *items* whose specifications, those of their steps too, this version understands."""
+        if not items:
+            return []
+        readable, jobs, steps = dict.fromkeys(items), self.records.table("job"), self.records.table("task")
+        texts = [
+            sa.select(jobs.c.id, jobs.c.spec, sa.literal(False).label("is_step")).where(jobs.c.id.in_(items)),
+            sa.select(steps.c.job_id, steps.c.spec, sa.literal(True)).where(steps.c.job_id.in_(items)),
+        ]
+        for row in link.execute(sa.union_all(*texts)):
+            try:
+                (TaskSpec if row.is_step else JobSpec).model_validate_json(row.spec)
+            except ValidationError as error:
+                self._leave(row.id, error)
+                readable.pop(row.id, None)
+        return list(readable)
+
+    def _leave(self, item: str, error: ValidationError) -> None:
+        """Leave a task or job to workers of a later version."""
+        if item in self.unreadable or len(self.unreadable) >= MAX_LEFT:
+            return
+        fields = ", ".join(
+            sorted({".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False)})
+        )
+        _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
+        self.unreadable.add(item)
+
+    def _take_over(self, link: sa.Connection, item: str, executor: str) -> tuple[TaskHead | None, bool]:
+        """Take a task whose host is gone, to be run anew; or none, and whether it is over by this because it may not be."""
+        try:
+            head = self.records.head(link, TaskHead, item)
+        except ValidationError as error:
+            self._leave(item, error)
+            return None, False
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
         if decision != "no":
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
             values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}
-            return self._change(link, [item], values)[0]
+            return self._change(link, [item], values)[0], False
         status, values = ending(head, lost)
         self._change(link, [item], values | {"status": status})
         if head.job_id is not None:
             self.announce(link, f"job {head.job_id}")
         self.announce(link)
-        return None
+        return None, True
 
     def _settle(self, link: sa.Connection, sessions: Sequence[str]) -> None:
         if sessions:
@@ -321,7 +395,9 @@ class Work:
         self.attempts = Attempts(state_dir, starter)
         upgrade(self.database, "work")
         self.roster = Roster(self)
-        self.queue = WorkQueue(self.records, self.roster, self.host, self.pooled, self.settings.global_concurrency)
+        self.quotas = ProjectQuotas(self.records, self.settings.quotas)
+        most = self.settings.global_concurrency
+        self.queue = WorkQueue(self.records, self.roster, self.host, self.pooled, most, self.quotas)
 
     @property
     def pooled(self) -> bool:
@@ -348,8 +424,11 @@ class Roster:
         self._work = work
         self._table = work.tables.workers
 
-    def enter(self, executor: str, slot: int) -> None:
-        """Add this worker, which holds the lock of *slot*: whoever had it before is dead. Blocks."""
+    def enter(self, executor: str, slot: int, entry: tuple[str, str] | None = None) -> None:
+        """Add this worker, which holds the lock of *slot*, and the address and key it serves its host's files by. Blocks.
+
+        Whoever had the slot before is dead.
+        """
         table, now = self._table, micros(utc_now())
 
         def change(link: sa.Connection) -> None:
@@ -358,16 +437,21 @@ class Roster:
             row = {"executor": executor, "host": self._work.host, "slot": slot, "pid": os.getpid(), "state": "live"}
             row |= {"name": socket.gethostname()[:255], "started_at": now, "beat_at": now, "lease_until": self._lease()}
             row |= self._work.settings.model_dump(include={"slots", "services"}) | {"version": version("kdskills")[:40]}
+            if entry is not None:
+                row |= {"address": entry[0], "stream_key": entry[1]}
             link.execute(table.insert().values(row))
 
         self._work.database.change(change)
 
-    def beat(self, executor: str) -> list[str] | None:
-        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks."""
+    def beat(self, executor: str, full_since: int | None = None) -> list[str] | None:
+        """Renew the worker's lease, bury workers that are dead, and return those; None when it was buried itself. Blocks.
+
+        *full_since* tells from when on, in microseconds, it takes nothing new because its disk is full; None while it has room.
+        """
 
         def change(link: sa.Connection) -> list[str] | None:
             mine = self._table.update().where(self._table.c.executor == executor, self._table.c.state == "live")
-            renewal = mine.values(beat_at=micros(utc_now()), lease_until=self._lease())
+            renewal = mine.values(beat_at=micros(utc_now()), lease_until=self._lease(), full_since=full_since)
             return self._bury(link, executor) if link.execute(renewal).rowcount else None
 
         return self._work.database.change(change)
@@ -434,6 +518,7 @@ class Roster:
         return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
 
 
+EVICTED: Final = "-evicted"
 MAX_COUNTED: Final = 10_000
 """Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
 HOUR_US: Final = 3_600_000_000
@@ -514,8 +599,38 @@ class Fleet:
     def drain(self, link: sa.Connection, host: str, author: str) -> bool:
         """Let a host take nothing new, until `undrain`; False when it was so already."""
         row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
-        new = upsert(link.dialect.name, self._tables.hosts).values(row).on_conflict_do_nothing()
-        return link.execute(new).rowcount > 0
+        hosts = self._tables.hosts
+        new = upsert(link.dialect.name, hosts).values(row).on_conflict_do_nothing().returning(hosts.c.host)
+        return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
+
+    def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
+        """Return for how many microseconds a host keeps its work, its fence included; less than 0 for one that is given up.
+
+        None is for ever. Until the transaction ends no worker of the host can renew its lease.
+        """
+        workers = self._tables.workers
+        link.execute(sa.select(workers.c.executor).where(workers.c.host == host).with_for_update())
+        endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
+        left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
+        row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
+        if row[0]:
+            return None
+        return -1 if row[1] is None else int(row[1]) + FENCE_US
+
+    def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
+        """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
+
+        What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
+        programs of this work, and begins anew: it adopts nothing of it, as no host has the name that it gets here.
+        """
+        workers, counts = self._tables.workers, []
+        for table in (self._tables.tasks, self._tables.jobs):
+            mine = (in_states(table, _ACTIVE), table.c.host == host, table.c.home.is_(None))
+            counts.append(link.execute(table.update().where(*mine).values(host=f"{host}{EVICTED}")).rowcount)
+        burial = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
+        link.execute(workers.update().where(workers.c.host == host).values(burial))
+        self._work.queue.announce(link)
+        return counts[0], counts[1]
 
     def undrain(self, link: sa.Connection, host: str) -> bool:
         """Let a host take work again; False when it was not drained."""

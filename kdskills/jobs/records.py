@@ -86,13 +86,15 @@ class WorkTables:
             sa.Column("lease_until", time),  # by the database's clock; empty for a host that keeps its work for ever
             sa.Column("version", sa.String(40)),
             *columns(sa.Integer, "slots", "services"),
+            *columns(sa.String(300), "address", "stream_key"),  # where it serves the files of its host, and to whom
+            sa.Column("full_since", time),  # it takes nothing new, because the disk of its state folder is full
         )
         self.hosts = self._drained_hosts()
         self.sessions = sa.Table(
             "kd_work_sessions",  # kd_sessions are the loaded skills of conversations, which may live in the same database
             self.metadata,
             sa.Column("session_key", ident, primary_key=True),
-            sa.Column("host", sa.String(80)),
+            sa.Column("host", sa.String(80)),  # none when the newest of its files are in the store, for any host
             sa.Column("used_at", time, nullable=False),
         )
         self.artifacts = sa.Table(
@@ -111,11 +113,22 @@ class WorkTables:
             sa.Column("version_hash", sa.String(80), nullable=False),
             sa.Index("kd_artifacts_content", "project", "sha256"),
         )
+        self.usage = self._usage_of_days()
         self.meta = sa.Table(
             "kd_meta",
             self.metadata,
             sa.Column("name", sa.String(80), primary_key=True),
             sa.Column("value", sa.Text, nullable=False),
+        )
+
+    def _usage_of_days(self) -> sa.Table:
+        """Return the table of what each project used in a day, by its number since 1970."""
+        return sa.Table(
+            "kd_usage",
+            self.metadata,
+            *columns(word_type(200), "tenant", "project", primary_key=True),
+            sa.Column("day", sa.Integer, primary_key=True, autoincrement=False),
+            *columns(sa.BigInteger, "tasks", "cpu_ms", nullable=False),
         )
 
     def _drained_hosts(self) -> sa.Table:
@@ -148,6 +161,7 @@ class WorkTables:
             *columns(sa.Text, "error_message", "cancel_reason"),
             sa.Column("skill_name", word_type(500)),
             sa.Column("repeat_of", word_type(80)),
+            sa.Column("traceparent", sa.String(80)),
             *more,
             *(sa.Index(f"{name}_{end}", *of) for end, of in LISTINGS.items()),
             *(sa.Index(f"{name}_{end}", *of, **partial) for end, of in QUEUED.items()),
@@ -365,7 +379,10 @@ def new_row(
         "session_id": spec.session_id,
         "session_key": session_key,
         "body_hash": body_hash,
-        "spec": spec.model_dump_json(),
+        "spec": spec.model_dump_json(
+            exclude={"traceparent"}
+        ),  # workers of earlier versions refuse fields they do not know
+        "traceparent": spec.traceparent or None,
         "home": home,
         "created_at": micros(utc_now()),
         "skill_name": spec.placement.skill_name,
@@ -393,8 +410,15 @@ _COLUMNS: Final = {
 def head_of(
     kind: type[Head], row: Mapping[Any, Any], *, spec: TaskSpec | JobSpec | None = None, tasks: Sequence[TaskHead] = ()
 ) -> Head:
-    """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column."""
-    values: dict[str, Any] = {"spec": kind.SPEC.model_validate_json(row["spec"]) if spec is None else spec}
+    """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column.
+
+    Raises ValidationError for a specification that only a later version understands.
+    """
+    if spec is None:
+        spec = kind.SPEC.model_validate_json(row["spec"])
+        if row.get("traceparent"):
+            spec = spec.model_copy(update={"traceparent": row["traceparent"]})
+    values: dict[str, Any] = {"spec": spec}
     if kind.KIND == "job":
         values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)
     for name, column in _COLUMNS[kind.KIND]:
@@ -412,7 +436,7 @@ def dump(values: Sequence[Any]) -> str:
 Repetition = Literal["no", "retry", "restart"]
 
 LOST_TRIES: Final = 3
-"""How often a task that may be repeated is tried again after it was lost."""
+"""How often a task is tried again after it was lost, if it may be repeated, or did not begin for want of room."""
 WORDS: Final = 2000
 """Characters of an error's message in a head."""
 BY_ITSELF: Final = frozenset({"ok", "nonzero", "timeout", "limit", "startup_timeout"})
@@ -471,15 +495,49 @@ def moment(seconds: float | None) -> int | None:
     return None if not seconds else round(seconds * 1_000_000)
 
 
+def without_room(verdict: Verdict) -> bool:
+    """Whether nothing began because the disk was full."""
+    return verdict.status == "refused" and verdict.error_code == "disk_full"
+
+
 def follows(head: TaskHead, verdict: Verdict) -> Repetition:
     """Return whether another attempt follows: of what was lost and may be repeated, or of a service that is restarted.
 
-    How often something was lost is told by the head alone, so that a worker that dies with its programs forgets nothing.
+    What did not begin for want of room may be repeated whatever it is. How often something was lost is told by the head alone,
+    so that a worker that dies with its programs forgets nothing.
     """
-    if head.cancel_at is not None or verdict.status in ("ok", "cancelled", "refused"):
+    no_room = without_room(verdict)
+    if head.cancel_at is not None or (verdict.status in ("ok", "cancelled", "refused") and not no_room):
         return "no"
     lost = head.attempt - 1 - head.restarts
-    if verdict.status == "lost" and head.spec.retry_on_lost and lost < LOST_TRIES:
+    if (no_room or (verdict.status == "lost" and head.spec.retry_on_lost)) and lost < LOST_TRIES:
         return "retry"
+    if no_room:
+        return "no"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
+
+
+def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
+    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
+    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
+    first, second = (sa.case((total > most, most), else_=total) for total in totals)
+    return first + second
+
+
+def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
+    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
+    tasks, columns = tables.tasks, tables.artifacts.c
+    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(printed_bytes(tasks, log_bytes)))
+    of_tasks = columns.task_id.is_not(None)
+    once = (
+        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
+    )
+    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
+        once.c.tenant, once.c.project
+    )
+    used: dict[tuple[str, str], int] = {}
+    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
+        for tenant, project, size in link.execute(query):
+            used[tenant, project] = used.get((tenant, project), 0) + int(size)
+    return used

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import asdict
 from datetime import timedelta
@@ -16,7 +18,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
+from pydantic import ValidationError
+
 from kdskills.errors import KdskillsError
+from kdskills.errors.traces import Trace, current_trace
+from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.attempts import Attempt, AttemptOrder, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.model import (
@@ -32,7 +38,8 @@ from kdskills.jobs.model import (
     step_task_id,
 )
 from kdskills.jobs.queue import Capacity, Work
-from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome
+from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome, without_room
+from kdskills.jobs.session_folders import SessionFolders
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
 if TYPE_CHECKING:
@@ -55,15 +62,23 @@ class Buried(BaseException):
         self.reason = reason
 
 
-class WorkerContext:
-    """Shared by the parts of one worker; used on one event loop. *executor* is a name nobody had before."""
+Span = Callable[[str, Trace], AbstractContextManager[object]]
+"""Does a block as a step, which has a name, of the trace of another."""
 
-    def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper) -> None:
+
+class WorkerContext:
+    """Shared by the parts of one worker; used on one event loop. *executor* is a name nobody had before, *span* records traces."""
+
+    def __init__(self, work: Work, executor: str, keeper: ArtifactKeeper, span: Span | None = None) -> None:
         self.work = work
+        self.span = span
         self.executor = executor
         self.keeper = keeper
+        self.folders = SessionFolders(work, keeper, self.read)
         self.records = work.records
         self.lease_file = work.state_dir / "lease" if work.pooled else None
+        self.lease_until = math.inf
+        """Until when the lease file lets this host's programs run, by the clock that also counts sleep."""
         self.cancel_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """Set once a cancel of the item was requested."""
         self.change_events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
@@ -73,6 +88,9 @@ class WorkerContext:
         self.busy_at = time.monotonic()
         self.wake = asyncio.Event()
         """Set whenever there may be work to claim, or a cancel to pass on."""
+        self._full_since: int | None = None
+        self._full_until = 0.0
+        self._is_low = False
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
         """Return what *question* reads; waits for a database that is away."""
@@ -119,13 +137,55 @@ class WorkerContext:
             self.change_events[item].set()
 
     def capacity(self) -> Capacity:
-        """Return how much more this worker has room for."""
+        """Return how much more this worker has room for: nothing while the disk of its state folder is full.
+
+        A host without room would fail whatever it takes, at once, and so would soon have had everything that waits.
+        """
         settings, kinds = self.work.settings, list(self.active.values())
+        if self.full_since() is not None:
+            return Capacity(0, 0, 0)
         return Capacity(
             batch=max(0, settings.slots - kinds.count("batch")),
             service=max(0, settings.services - kinds.count("service")),
             job=max(0, settings.held - len(kinds)),
         )
+
+    async def leased(self) -> None:
+        """Wait until programs may run here: what begins under a lease that is over is ended at once, and was lost then."""
+        while time.clock_gettime(time.CLOCK_BOOTTIME) >= self.lease_until:  # noqa: ASYNC110 - a clock is waited for
+            await asyncio.sleep(_LEASE_LOOK_S)
+
+    async def leave(self, item: str) -> None:
+        """Give a task that a later version began here back, for a worker of that version to adopt."""
+        LOG.warning("%s is left to a worker of a later version, which began it", item)
+        self.work.queue.unreadable.add(item)
+        table = self.work.tables.tasks
+        mine = table.update().where(table.c.id == item, table.c.executor == self.executor)
+        await self.write(lambda link: link.execute(mine.values(executor=None)))
+
+    def note_full(self) -> None:
+        """Take nothing new for a while: a write found no room, whatever the disk says of itself."""
+        self._full_until = time.monotonic() + FULL_S
+
+    def full_since(self) -> int | None:
+        """Return since when the disk of the state folder is too full to take anything new, in microseconds; None while it is not."""
+        try:
+            disk = os.statvfs(self.work.state_dir)
+        except OSError:  # a folder that was taken away is found out at the next beat
+            return micros(utc_now())
+        free, least = disk.f_bavail * disk.f_frsize, self.work.settings.room_bytes
+        if self._is_low:  # what is full is full until there is a good deal of room
+            least = min(2 * least, max(least, disk.f_blocks * disk.f_frsize // 2))
+        self._is_low = free < least and disk.f_blocks > 0  # some file systems tell nothing of their size
+        no_files = disk.f_favail < MIN_FILES and disk.f_files > 0
+        full = self._is_low or no_files or time.monotonic() < self._full_until
+        if full and self._full_since is None:
+            LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
+            self._full_since = micros(utc_now())
+        elif not full and self._full_since is not None:
+            LOG.info("work is taken again: %d bytes are free on the disk", free)
+            self._full_since = None
+        return self._full_since
 
     def let_go(self, item: str) -> None:
         """Count *item* no more: there is room for something else."""
@@ -159,6 +219,10 @@ def passing(error: DatabaseUnavailable) -> bool:
     return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
 
 
+class OfLaterVersion(Exception):  # internal to this room: the worker leaves what it stands for
+    """An attempt here was begun by a later version, whose order this one does not understand."""
+
+
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _ABOUT: Final[ContextVar[Mapping[str, str]]] = ContextVar("kdskills_work_in_hand")
 
@@ -189,7 +253,18 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
     return min(longest_s, first_s * 2.0 ** min(restarts, 60))
 
 
-_ENDED_BETWEEN: Final = {"status": "cancelled", "error_code": "canceled", "error_message": None, "finished_at": 0.0}
+_LEASE_LOOK_S: Final = 0.05
+_ROOM_S: Final = 1.0
+FULL_S: Final = 5.0
+"""Seconds a disk counts as full after a write that found no room."""
+MIN_FILES: Final = 256
+"""Files that can be made on a disk with less of which it is full."""
+_ENDED_BETWEEN: Final[dict[str, Any]] = {
+    "status": "cancelled",
+    "error_code": "canceled",
+    "error_message": None,
+    "finished_at": 0.0,
+}
 
 
 class TaskRun:
@@ -206,10 +281,16 @@ class TaskRun:
         if head is None or head.terminal or head.executor != self._context.executor:
             return
         try:
-            with about(job=head.job_id):
+            with about(job=head.job_id), self._traced(head):
                 while True:
                     try:
-                        attempt = await self._attempt(head)
+                        attempt = await self._attempt_with_room(head)
+                        if attempt is None:
+                            await self._finish(head, Verdict(**_ENDED_BETWEEN), None)
+                            return
+                    except OfLaterVersion:
+                        await self._context.leave(head.id)
+                        return
                     except KdskillsError as error:
                         broken = Verdict(status="infra_error", error_code=error.code, error_message=error.message)
                         await self._finish(head, broken, None)
@@ -229,12 +310,46 @@ class TaskRun:
         finally:
             self._context.note_change(head.job_id)
 
+    async def _attempt_with_room(self, head: TaskHead) -> Attempt | None:
+        """Return the attempt the head names, which waits for room on a full disk; None when it was canceled meanwhile."""
+        while True:
+            try:
+                return await self._attempt(head)
+            except OSError as error:
+                if error.errno not in shim.FULL:
+                    raise
+            if not await self._room(head):  # the launcher may have begun it and died
+                return await asyncio.to_thread(self._context.work.attempts.find, head.id, head.attempt)
+
+    async def _room(self, head: TaskHead) -> bool:
+        """Wait until there is room on the disk for what did not begin without it; False when it was canceled meanwhile."""
+        LOG.warning("%s, which did not begin, waits for room on the disk", head.id)
+        cancel_event = self._context.cancel_events[head.id]
+        self._context.note_full()
+        if head.cancel_at is not None:
+            cancel_event.set()
+        while not cancel_event.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ROOM_S):
+                    await cancel_event.wait()
+            if self._context.full_since() is None:
+                break
+        return not cancel_event.is_set()
+
+    def _traced(self, head: TaskHead) -> AbstractContextManager[object]:
+        begun, span = Trace.read(head.spec.traceparent), self._context.span
+        return nullcontext() if begun is None or span is None else span("task", begun)
+
     async def _attempt(self, head: TaskHead) -> Attempt:
         """Return the attempt the head names: found if it began, else started."""
         context, attempts = self._context, self._context.work.attempts
-        running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        try:
+            running = await asyncio.to_thread(attempts.find, head.id, head.attempt)
+        except ValidationError as error:
+            raise OfLaterVersion from error
         if running is not None:
             return running
+        await context.folders.bring(head)
         inputs: list[OrderInput] = []
         for item in head.spec.command.inputs:
             if isinstance(item, FromArtifact):
@@ -243,7 +358,7 @@ class TaskRun:
         order = AttemptOrder(
             task_id=head.id,
             attempt=head.attempt,
-            spec=head.spec,
+            spec=head.spec.model_copy(update={"traceparent": str(current_trace() or head.spec.traceparent)}),
             session_dir=None if head.spec.session_id is None else attempts.session_dir(head.session_key),
             inputs=tuple(inputs),
             log_limit=self._settings.log_bytes,
@@ -251,6 +366,7 @@ class TaskRun:
             host_ports={item.port: item.host_port for item in head.endpoints},
             lease_file=None if head.home is not None else context.lease_file,
         )
+        await context.leased()
         return await attempts.start(order)
 
     async def _follow(self, head: TaskHead, attempt: Attempt) -> Verdict:
@@ -297,13 +413,18 @@ class TaskRun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await cancel_event.wait()
+        elif without_room(verdict):
+            await self._room(head)
         if cancel_event.is_set():
             await self._finish(head, verdict.model_copy(update=_ENDED_BETWEEN), attempt)
             return False
         facts = await asyncio.to_thread(attempt.facts)  # what it was is kept, whether it was seen to run or not
         values = observed(head, facts) | {"ready_at": None}
         values |= {"attempt": head.attempt + 1, "restarts": head.restarts + restarted}
-        return await self._context.move("task", head.id, "starting", **values)
+        charge = self._context.work.quotas.charge
+        return await self._context.move(
+            "task", head.id, "starting", lambda link: charge(link, head, verdict, micros(utc_now())), **values
+        )
 
     async def _finish(self, head: TaskHead, verdict: Verdict, attempt: Attempt | None) -> None:
         """Keep what it left and write the terminal head."""
@@ -316,20 +437,50 @@ class TaskRun:
             except KdskillsError as error:
                 errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
         status, values = ending(head, verdict)
-        values |= {"artifacts": dump(refs), "output_errors": dump(errors)}
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
 
-        def wake(link: sa.Connection) -> None:
-            """Wake whoever waited for it on other workers; this one looks anyway."""
+        work = self._context.work
+
+        def end(link: sa.Connection) -> None:
+            """Count what it used, and wake whoever waited for it on other workers; this one looks anyway."""
             if head.job_id is not None:
-                self._context.work.queue.announce(link, f"job {head.job_id}")
-            if self._settings.global_concurrency is not None:
-                self._context.work.queue.announce(link)
+                work.queue.announce(link, f"job {head.job_id}")
+            if self._settings.global_concurrency is not None or work.quotas.bounds_running:
+                work.queue.announce(link)
+            work.quotas.charge(link, head, verdict, micros(utc_now()))
 
-        await self._context.move("task", head.id, status, wake, **values)
+        async with self._context.folders.saving(head) as save:
+
+            def settle(link: sa.Connection) -> None:
+                save.settle(link)
+                end(link)
+
+            values |= {"artifacts": dump(refs), "output_errors": dump([*errors, *save.errors])}
+            if await self._context.move("task", head.id, status, settle, **values):
+                await save.tidy()
+                if attempt is not None and not errors:  # what could not be kept elsewhere is in its folder only
+                    await self._remove_silent(head)
+
+    async def _remove_silent(self, head: TaskHead) -> None:
+        """Remove the folder of a task that printed nothing: its head has all there is, and files cost a block each.
+
+        Its shim ends a moment after its verdict; what cannot be removed by then goes with the head.
+        """
+        attempts = self._context.work.attempts
+        try:
+            if not await asyncio.to_thread(attempts.silent, head.id):
+                return
+            for _ in range(_SHIM_ENDS):
+                if await asyncio.to_thread(attempts.remove, head.id):
+                    return
+                await asyncio.sleep(_SHIM_ENDS_S)
+        except OSError as error:
+            LOG.warning("the folder of %s stays: %s", head.id, error.strerror)
 
 
+_SHIM_ENDS: Final = 20
+_SHIM_ENDS_S: Final = 0.02
 _LOOK_S: Final = 0.5
 
 
@@ -386,6 +537,7 @@ class JobRun:
                 command=step.command,
                 placement=head.spec.placement,
                 retry_on_lost=step.retry_on_lost,
+                traceparent=head.spec.traceparent,
             )
             row = new_row(item, spec, head.session_key, body_hash="", home=head.home)
             self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})

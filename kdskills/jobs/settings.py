@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -16,6 +16,7 @@ RETIRED: Final = frozenset({"steps_poll_s", "cancel_poll_s"})
 """Settings of earlier versions: they may still stand in a file, and decide nothing."""
 _LOG: Final = logging.getLogger("kdskills.jobs")
 
+HOST_PORT: Final = r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]*):\d{1,5}$"
 NO_HOME: Final = Path("/nonexistent")
 """Home of accounts that have none, as systems write it: what must be kept there is refused when it is made."""
 
@@ -32,6 +33,35 @@ def user_state_dir() -> Path:
     if not home.is_absolute():
         home = Path("/root") if os.geteuid() == 0 else NO_HOME
     return home / ".local" / "state" / "kdskills"
+
+
+class QuotaLimits(BaseModel):
+    """What one project may have of background work; empty is any number."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    running: int | None = Field(
+        None, ge=1, description="Commands that run at the same time on all hosts together; others wait."
+    )
+    queued: int | None = Field(None, ge=0, description="Commands and jobs that wait.")
+    tasks_per_day: int | None = Field(
+        None, ge=0, description="Commands submitted in a day of UTC, a job's steps each one."
+    )
+    cpu_s_per_day: float | None = Field(None, ge=0, description="Seconds of processor time in a day of UTC.")
+    artifact_bytes: int | None = Field(None, ge=0, description="Bytes of artifacts that are kept.")
+
+
+class Quotas(QuotaLimits):
+    """What each project may have of background work; what a project's own limits name goes before."""
+
+    projects: dict[str, QuotaLimits] = Field(default_factory=dict, description="Limits of single projects, by name.")
+
+    def of(self, project: str) -> QuotaLimits:
+        """Return the limits of a project."""
+        own = self.projects.get(project)
+        if own is None:
+            return self
+        return self.model_copy(update={name: getattr(own, name) for name in own.model_fields_set})
 
 
 class JobsSettings(BaseModel):
@@ -63,6 +93,11 @@ class JobsSettings(BaseModel):
     )
     global_concurrency: int | None = Field(
         None, ge=1, description="Commands that run at the same time on all hosts of the pool together."
+    )
+    room_bytes: int = Field(
+        64 * MIB,
+        ge=0,
+        description="Free bytes on the disk of the state folder with less of which a worker takes nothing new.",
     )
     pool: bool | None = Field(
         None,
@@ -106,10 +141,75 @@ class JobsSettings(BaseModel):
         600.0, gt=0, description="Seconds after which a watch returns what is known by then."
     )
 
+    quotas: Quotas = Field(default_factory=Quotas, description="What each project may have of background work.")
+
     keep_s: float = Field(7 * DAY_S, gt=0, description="Seconds that finished work is kept.")
     keep_per_project: int = Field(100_000, ge=1, description="Finished tasks, and jobs, a project keeps at most.")
+    keep_bytes_per_project: int = Field(
+        0,
+        ge=0,
+        description="Bytes a project's work keeps at most, in artifacts, each content once, and in what latest attempts printed; "
+        "what ended first goes, and nothing that runs; 0 for any number.",
+    )
+    session_folders: Literal["host", "store"] = Field(
+        "host",
+        description="Where the files of sessions are between two commands: `host` leaves them on the host that ran the last one; "
+        "`store` saves them to `artifacts`, which must be set, so that the next one runs on any host.",
+    )
+    session_store_files: int = Field(4000, ge=1, le=4000, description="Files of a session that are saved at most.")
+    session_store_bytes: int = Field(1024 * MIB, ge=1, description="Bytes of a session that are saved at most.")
+    session_store_keep_s: float = Field(
+        0.0, ge=0, description="Seconds a saved session stays after its last command; 0 for ever."
+    )
     retention_every_s: float = Field(300.0, gt=0, description="Seconds between two rounds of retention.")
     retention_batch: int = Field(500, ge=1, description="Records one round of retention forgets at a time.")
+
+
+class FleetSettings(BaseModel):
+    """How a host serves what it has to the doors of the others, and how it asks them; the table `[fleet]` of a settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    listen: str | None = Field(
+        None,
+        pattern=HOST_PORT,
+        description="Address a worker serves logs, artifacts and services of its host to other hosts at, `HOST:PORT`; the worker of slot N "
+        "takes the port N further, port 0 is any free one. Empty: it serves none.",
+    )
+    address: str | None = Field(
+        None,
+        pattern=HOST_PORT,
+        description="What other hosts dial instead, `HOST:PORT`; empty means what is listened on.",
+    )
+    certificate: Path | None = Field(
+        None,
+        description="Certificate, with its chain, that makes the stream TLS; it names the host of `fleet.address`.",
+    )
+    key: Path | None = Field(
+        None, description="Its private key; empty means that the file of the certificate has it, too."
+    )
+    authority: Path | None = Field(
+        None,
+        description="Certificates that those of other hosts are checked against; streams without TLS are refused then. Empty: those of the system.",
+    )
+    service_silence_s: float = Field(
+        120.0, gt=0, le=DAY_S, description="Seconds a service behind `/services` may be silent before it is cut off."
+    )
+
+    @property
+    def listening(self) -> tuple[str, int]:
+        """Host and port of `listen`."""
+        return _host_port(self.listen or "")
+
+    @property
+    def dialed(self) -> tuple[str, int] | None:
+        """Host and port of `address`; None without one."""
+        return _host_port(self.address) if self.address else None
+
+
+def _host_port(address: str) -> tuple[str, int]:
+    name, _, port = address.rpartition(":")
+    return name.strip("[]"), int(port or 0)
 
 
 def sqlite_url(state_dir: Path) -> str:

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import resource
 import secrets
 import signal
 import time
@@ -28,7 +29,8 @@ STDERR: Final = "stderr.log"
 OUT: Final = "out"
 ROOM: Final = ".room"
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-DISK_FULL: Final = 74  # exit code of a runner that found the disk full
+DISK_FULL: Final = 74  # exit code of a runner that found the disk full after its program had begun
+NO_ROOM: Final = 73  # that of one whose program did not begin
 ROOM_BYTES: Final = 128 * 1024  # kept free for the verdict of each attempt, so that a full disk does not take it
 ROOM_S: Final = 30.0  # how long a verdict waits for room on a disk that is full all the same
 PATIENCE_S: Final = 15.0
@@ -37,6 +39,8 @@ FENCE_S: Final = 2.0
 """Seconds for the same once the host's lease is over: another host may begin a few seconds later."""
 REAP_S: Final = 60.0
 _TREE_S: Final = 30.0
+_CANNOT_KEEP: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+"""Errors of a file system on which no room can be kept."""
 _NO_ROOM: Final = "the disk was full when this was written"
 _SET_PDEATHSIG: Final = 1
 _SET_CHILD_SUBREAPER: Final = 36
@@ -66,25 +70,32 @@ def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
             os.close(folder)
 
 
-def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
-    """Write the verdict on the attempt in *folder*: on a full disk with the room kept for it, and it says so.
+def write_in_room(path: Path, facts: dict[str, Any], *, durable: bool = False, words: str | None = None) -> None:
+    """Write *facts* of an attempt as `write_json`: on a full disk with the room kept for the verdict, or once there is some.
 
-    Raises OSError when there was no room within `ROOM_S`, or the disk is broken.
+    With *words*, facts that had no room at first say so by them in their `error_message`. Raises OSError when there was no room
+    within `ROOM_S`, or the disk is broken.
     """
     end, pause = time.monotonic() + ROOM_S, 0.01
     while True:
         try:
-            write_json(folder / EXIT, verdict, durable=True)
-            break
+            write_json(path, facts, durable=durable)
         except OSError as error:
             if error.errno not in FULL or time.monotonic() >= end:
                 raise
-            (folder / ROOM).unlink(missing_ok=True)
-        words = verdict.get("error_message") or ""
-        if _NO_ROOM not in words:
-            verdict = verdict | {"error_message": f"{words}; {_NO_ROOM}" if words else _NO_ROOM}
+            (path.parent / ROOM).unlink(missing_ok=True)
+        else:
+            return
+        message = facts.get("error_message") or ""
+        if words is not None and words not in message:
+            facts = facts | {"error_message": f"{message}; {words}" if message else words}
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
+
+
+def write_verdict(folder: Path, verdict: dict[str, Any]) -> None:
+    """Write the verdict on the attempt in *folder*; one that had no room at first says so. Raises OSError as `write_in_room`."""
+    write_in_room(folder / EXIT, verdict, durable=True, words=_NO_ROOM)
     (folder / ROOM).unlink(missing_ok=True)
 
 
@@ -198,24 +209,20 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the launcher, which would take our children's codes away
     _prctl(_SET_CHILD_SUBREAPER, 1)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
     order = read_json(folder / ORDER) or {}
-    with contextlib.suppress(OSError):  # a disk without room for the verdict is found out when that is written
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
-            os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
-    started = time.time()
-    cancel_requested, overdue = (folder / CANCEL).exists(), False
+    limit, lease = order.get("backstop_s"), order.get("lease_file")
+    lease_path = None if lease is None else Path(lease)
+    if not _has_room(folder, lock, lease_path):
+        os.ftruncate(lock, 0)
+        return
+    started, cancel_requested, overdue = time.time(), (folder / CANCEL).exists(), False
     status: int | None = None
     if not cancel_requested:
-        limit = order.get("backstop_s")
-        lease = order.get("lease_file")
-        backstop_s, lease_path = None if limit is None else float(limit), None if lease is None else Path(lease)
+        backstop_s = None if limit is None else float(limit)
         status, cancel_requested, overdue = _attend(_child(run), folder, backstop_s, lease_path)
     _end_tree()
     result = read_json(folder / RESULT)
-    if result is None and not (cancel_requested and status is None):
+    if result is None and status is not None:
         # what the engine of a killed runner left: containers, remote runs, cgroups
         pid, end = _child(reap), time.monotonic() + REAP_S
         while _reaped(pid) is None and time.monotonic() < end:
@@ -225,9 +232,47 @@ def watch(folder: Path, lock: int, run: Callable[[], int], reap: Callable[[], in
         result = _without_result(folder, status, cancel_requested=cancel_requested, overdue=overdue, started=started)
     elif overdue and result.get("status") == "cancelled":
         result["status"] = "timeout"
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # whatever ran below us was waited for by now
+    result |= {"cpu_ms": round(1000 * (used.ru_utime + used.ru_stime))}
     if (folder / FENCED).exists():
         result |= {"status": "lost", "error_code": "lost", "error_message": "the lease of its host was over"}
     write_verdict(folder, result)
+
+
+def _has_room(folder: Path, lock: int, lease: Path | None) -> bool:
+    """Say in the *lock* who we are and keep room on the disk for the verdict, waiting for it; False when nothing may begin.
+
+    Until there is room, a lock that names nobody means that nothing began, which needs none.
+    """
+    end = time.monotonic() + ROOM_S
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    while True:
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, json.dumps(identity(os.getpid())).encode(), 0)
+            with os.fdopen(os.open(folder / ROOM, flags, 0o600), "wb") as room:
+                os.posix_fallocate(room.fileno(), 0, ROOM_BYTES)
+        except OSError as error:
+            if error.errno in _CANNOT_KEEP:
+                return True
+            if error.errno not in FULL:
+                raise
+        else:
+            return True
+        over = time.monotonic() >= end or (lease is not None and _lease_over(lease))
+        if over or signal.sigtimedwait(_END_SIGNALS, 0.2) is not None or (folder / CANCEL).exists():
+            (folder / ROOM).unlink(missing_ok=True)
+            return False
+
+
+def full_disk_of(error: BaseException) -> OSError | None:
+    """Return the error of a full disk that *error* came of; None when it came of something else."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 def children(pid: int) -> list[int]:
@@ -335,6 +380,8 @@ def _without_result(
         verdict, code, message = "timeout", "timeout", "it ran out of time, and its runner did not end it"
     elif cancel_requested:
         verdict, code, message = "cancelled", "canceled", "it was cancelled"
+    elif status is not None and os.waitstatus_to_exitcode(status) == NO_ROOM:
+        verdict, code, message = "refused", "disk_full", "the disk of the state folder was full: nothing began"
     elif status is not None and os.waitstatus_to_exitcode(status) == DISK_FULL:
         verdict, code = "infra_error", "disk_full"
         message = "the disk of the state folder was full: nothing could be kept"
@@ -346,6 +393,8 @@ def _without_result(
         verdict, code, message = "lost", "lost", f"{how} was killed before the program ended"
     facts = read_json(folder / FACTS) or {}
     begun, now = float(facts.get("started_at") or started), time.time()
+    if verdict == "refused":
+        return {"status": verdict, "error_code": code, "error_message": message, "finished_at": now}
     return {
         "status": verdict,
         "error_code": code,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import secrets
 import select
 import sqlite3
@@ -14,28 +15,49 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
-from kdskills.jobs.attempts import RUNS, attempt_alive, require_task_id
-from kdskills.jobs.model import ACTIVE, TERMINAL, Kind, TaskHead
+from kdskills.jobs.attempts import RUNS, attempt_alive, cancel_attempt, require_task_id
+from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
-from kdskills.jobs.runs import LOG, Buried, JobRun, TaskRun, WorkerContext, WorkKind, about, passing
-from kdskills.skills.private_files import write_private
+from kdskills.jobs.records import in_states, printed_bytes, project_bytes
+from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
+from kdskills.jobs.session_folders import SessionFolders
+from kdskills.skills.private_files import open_private, replace_file
 from kdskills.storage.database import DatabaseUnavailable, LazyModule, micros, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from kdskills.jobs.artifacts import ArtifactKeeper
+    from kdskills.jobs.stream import HostStream
     from kdskills.storage.database import Database
 else:
     sa = LazyModule("sqlalchemy")
 
 
+INPUT: Final = re.compile(r'"artifact_id":\s*"(art_[A-Za-z0-9]+)"')
+"""An artifact that the text of a specification takes as an input."""
+
+
+@dataclass
+class HeavyWork:
+    """A task, or a job with its steps, and what its project keeps of it: bytes it printed, and digests and sizes of artifacts."""
+
+    kind: Kind
+    id: str
+    host: str | None
+    over: bool
+    finished_at: int
+    printed: int
+    contents: list[tuple[str, int]]
+
+
 @dataclass(eq=False)
 class Retention:
-    """Forgets tasks and jobs that have been over for long, or are too many for their project.
+    """Forgets tasks and jobs that have been over for long, are too many for their project, or have too many bytes.
 
     Artifacts and run folders go first, the head last: a round that was killed is done again.
     """
@@ -50,7 +72,12 @@ class Retention:
             while due := await self.work.database.read(partial(self._due, kind=kind)):
                 await self._forget(kind, due)
                 removed_heads += len(due)
+        if self.work.settings.keep_bytes_per_project:
+            for kind, items in await self.work.database.read(self._heavy):
+                await self._forget(kind, items)
+                removed_heads += len(items)
         await asyncio.to_thread(self._tidy)
+        await SessionFolders(self.work, self.artifacts).tend()
         return removed_heads
 
     def _due(self, link: sa.Connection, *, kind: str) -> list[str]:
@@ -80,6 +107,66 @@ class Retention:
             first = sa.select(table.c.id).where(*whose).order_by(table.c.finished_at, table.c.id).limit(many)
             return list(link.execute(first).scalars())
         return []
+
+    def _heavy(self, link: sa.Connection) -> list[tuple[str, list[str]]]:
+        """Return kinds and ids, a batch at most each, of what projects beyond their bytes forget, the first to end first.
+
+        What is over on other hosts counts like what is over here, and is forgotten there.
+        """
+        batch, going = self.work.settings.retention_batch, list[tuple[str, list[str]]]()
+        tables, hosts = self.work.tables, sa.select(self.work.tables.workers.c.host)
+        other_hosts = set(link.execute(hosts).scalars()) - {self.work.host}
+        for (tenant, project), used in project_bytes(link, tables, self.work.settings.log_bytes).items():
+            if used <= self.work.settings.keep_bytes_per_project:
+                continue
+            for item in self._beyond(link, tenant, project):
+                if item.host in other_hosts:
+                    continue
+                if not going or going[-1][0] != item.kind or len(going[-1][1]) >= batch:
+                    going.append((item.kind, []))
+                going[-1][1].append(item.id)
+        return going
+
+    def _beyond(self, link: sa.Connection, tenant: str, project: str) -> list[HeavyWork]:
+        """Return work of a project that is over and does not fit into its bytes with all that ended later, the first first."""
+        tables, most = self.work.tables, self.work.settings.keep_bytes_per_project
+        contents: dict[str, list[tuple[str, int]]] = {}
+        columns = tables.artifacts.c
+        mine = (columns.tenant == tenant, columns.project == project, columns.task_id.is_not(None))
+        for task, sha256, size in link.execute(sa.select(columns.task_id, columns.sha256, columns.size).where(*mine)):
+            contents.setdefault(task, []).append((sha256, size))
+        work, needed = dict[str, HeavyWork](), self._needed(link, tenant, project)
+        kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
+        for table, kind in kinds:
+            whose, column = (table.c.tenant == tenant, table.c.project == project), table.c
+            printed = printed_bytes(table, self.work.settings.log_bytes) if kind == "task" else sa.literal(0)
+            job = column.job_id if kind == "task" else sa.null()
+            query = sa.select(column.id, column.status, column.host, column.finished_at, job, printed).where(*whose)
+            for item, status, host, finished_at, job_id, size in link.execute(query):
+                heavy = work.setdefault(
+                    job_id or item, HeavyWork(kind, item, host, status in TERMINAL, finished_at or 0, 0, [])
+                )
+                heavy.printed += int(size)
+                heavy.contents += contents.get(item, [])
+                heavy.over = heavy.over and item not in needed
+        total, digests, beyond = 0, set[str](), list[HeavyWork]()
+        for heavy in sorted(work.values(), key=lambda item: (not item.over, item.finished_at, item.id), reverse=True):
+            fresh = dict(heavy.contents)
+            total += heavy.printed + sum(size for sha256, size in fresh.items() if sha256 not in digests)
+            digests |= fresh.keys()
+            if heavy.over and total > most:
+                beyond.append(heavy)
+        return beyond[::-1]
+
+    def _needed(self, link: sa.Connection, tenant: str, project: str) -> frozenset[str]:
+        """Return ids of tasks whose artifacts are inputs of what is not over yet."""
+        wanted_ids, artifacts = set[str](), self.work.tables.artifacts.c
+        for table in (self.work.tables.tasks, self.work.tables.jobs):
+            mine = (table.c.tenant == tenant, table.c.project == project, in_states(table, OPEN))
+            for spec in link.execute(sa.select(table.c.spec).where(*mine)).scalars():
+                wanted_ids.update(INPUT.findall(spec))
+        owners = sa.select(artifacts.task_id).where(artifacts.id.in_(wanted_ids), artifacts.task_id.is_not(None))
+        return frozenset(link.execute(owners).scalars())
 
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items
@@ -118,7 +205,9 @@ class Retention:
 
     def _tidy(self) -> None:
         """Forget old workers and folders nobody knows of, and give SQLite's journal back to the disk."""
-        self.work.roster.forget(micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000))
+        oldest = micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000)
+        self.work.roster.forget(oldest)
+        self.work.database.change(lambda link: self.work.quotas.forget(link, oldest))
         self._sweep()
         if self.work.database.dialect == "sqlite":
             raw: Any = self.work.database.engine.raw_connection()
@@ -141,17 +230,25 @@ async def end_leftovers(work: Work) -> int:
     ended = 0
     top = work.state_dir / RUNS
 
-    def living() -> list[str]:
-        return [item for item in work.attempts.tasks() if any(attempt_alive(path) for path in (top / item).iterdir())]
+    def living() -> list[tuple[str, list[Path]]]:
+        alive = (
+            (item, [path for path in (top / item).iterdir() if attempt_alive(path)]) for item in work.attempts.tasks()
+        )
+        return [(item, folders) for item, folders in alive if folders]
 
-    for item in await asyncio.to_thread(living):
-        head = await work.database.read(partial(work.records.head, kind=TaskHead, item=item))
-        attempt = await asyncio.to_thread(work.attempts.latest, item)
-        if attempt is None or (head is not None and not head.terminal and head.host == work.host):
+    def ours(link: sa.Connection, item: str) -> bool:
+        """Whether a task is to run here: of one that a later version began no more is understood."""
+        table = work.tables.tasks
+        mine = (table.c.id == item, table.c.host == work.host, table.c.status.not_in(sorted(TERMINAL)))
+        return link.execute(sa.select(table.c.id).where(*mine)).first() is not None
+
+    for item, folders in await asyncio.to_thread(living):
+        if await work.database.read(partial(ours, item=item)):
             continue
-        if await asyncio.to_thread(attempt.cancel, "its task is over, or another host's"):
-            LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
-            ended += 1
+        for folder in folders:
+            if await asyncio.to_thread(cancel_attempt, folder, "its task is over, or another host's"):
+                LOG.warning("ended a program of task %s, which is not this host's to run any more", item)
+                ended += 1
     return ended
 
 
@@ -291,11 +388,24 @@ class Worker:
 
     It lives as often as it must: given up by the others, or cut off from the database for longer than its lease, it lets
     go of everything and begins anew under another name, which may adopt what still runs here but nothing that was taken.
-    After *idle_s* seconds without work it ends; None is for one that stays.
+    After *idle_s* seconds without work it ends; None is for one that stays. While it holds its slot it serves *stream*;
+    *span* records the traces of tasks.
     """
 
-    def __init__(self, work: Work, keeper: ArtifactKeeper, *, slot: int = 0, idle_s: float | None = None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        keeper: ArtifactKeeper,
+        *,
+        slot: int = 0,
+        idle_s: float | None = None,
+        stream: HostStream | None = None,
+        span: Span | None = None,
+    ) -> None:
         self._work = work
+        self._stream = stream
+        self._span = span
+        self._entry: tuple[str, str] | None = None
         self._keeper = keeper
         self._slot = slot
         self._idle_s = idle_s
@@ -316,7 +426,9 @@ class Worker:
     def _begin_life(self) -> None:
         """Take a name nobody had, with nothing in hand."""
         self.executor = f"{self._work.host}-{self._slot}-{secrets.token_hex(6)}"
-        self.context = WorkerContext(self._work, self.executor, self._keeper)
+        self.context = WorkerContext(self._work, self.executor, self._keeper, self._span)
+        if self.context.lease_file is not None:
+            self.context.lease_until = 0.0
         self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._given_up = False
         if not self._stopping:
@@ -343,12 +455,17 @@ class Worker:
                 self.end_reason = f"another worker has slot {self._slot}"
                 return 0
             self._mark = slot_mark(self._work.state_dir, self._slot)
-            await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
-            await self._live()
-            while self._given_up and not self._stopping:
-                self._begin_life()
-                if await self._enter_again():
-                    await self._live()
+            async with contextlib.AsyncExitStack() as last:
+                if self._stream is not None:
+                    server = await self._stream.listen(self._slot)
+                    last.push_async_callback(self._stream.close, server)
+                    self._entry = self._stream.entry
+                await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
+                await self._live()
+                while self._given_up and not self._stopping:
+                    self._begin_life()
+                    if await self._enter_again():
+                        await self._live()
         # submitted while the slot was still ours: its client saw a worker, and there is none any more
         self.left_work = self._idle and await self._any_work()
         return self._code
@@ -360,7 +477,7 @@ class Worker:
             try:
                 if await asyncio.to_thread(self._folder_is_ours):
                     self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot)
+                    await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
                     await end_leftovers(self._work)  # what another host took must not go on under our new lease
                     return True
                 self._end_without_folder()
@@ -505,7 +622,7 @@ class Worker:
             self._end_without_folder()
             return
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        buried = await asyncio.to_thread(self._roster.beat, self.executor)
+        buried = await asyncio.to_thread(self._roster.beat, self.executor, self.context.full_since())
         if buried is None:
             raise Buried
         self._beaten_at = now
@@ -537,13 +654,24 @@ class Worker:
                 raise Buried(f"its lease ended while the database was away for {late:.0f} s")
 
     def _renew_lease_file(self) -> None:
-        """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep."""
+        """Tell this host's shims until when the pool's work is ours, by a clock that also counts a laptop's sleep.
+
+        Lines are of one length and go over the one before, which needs no room: on a full disk what runs goes on.
+        """
         path = self.context.lease_file
         if path is None:
             return
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        write_private(part, f"{self._beaten_at + self._work.settings.lease_s:.3f}\n")
-        part.rename(path)
+        until = self._beaten_at + self._work.settings.lease_s
+        line = f"{until:020.3f}\n".encode()
+        try:
+            if path.exists() and path.stat().st_size == len(line):
+                with open_private(path, "r+b") as stream:
+                    stream.write(line)
+            else:
+                replace_file(path, line)
+            self.context.lease_until = until
+        except OSError as error:  # the next beat tries again; without a lease that goes on, shims end what they run
+            LOG.warning("the lease cannot be kept in %s: %s", path, error.strerror)
 
     def _canceled_items(self, link: sa.Connection) -> list[str]:
         """Return the ids in hand whose cancel was asked for."""
@@ -564,7 +692,8 @@ class Worker:
             for table in (self._work.tables.tasks, self._work.tables.jobs):
                 mine = table.c.home.is_(None) | (table.c.home == self._work.host)
                 open_ = table.c.status.not_in(sorted(TERMINAL))
-                if link.execute(sa.select(table.c.id).where(mine, open_).limit(1)).first() is not None:
+                ours = table.c.id.not_in(sorted(self._work.queue.unreadable))
+                if link.execute(sa.select(table.c.id).where(mine, open_, ours).limit(1)).first() is not None:
                     return True
             return False
 

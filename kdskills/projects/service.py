@@ -213,14 +213,15 @@ class VersionFolders:
         download = await asyncio.to_thread(self.scratch, ".fetched")
         try:
             await spool(self._blobs.read(key_of(project, version)), download, ArchiveLimits().archive_bytes)
-            await to_its_end(asyncio.to_thread(self._take, project, version, download))
+            await to_its_end(asyncio.to_thread(self.take, project, version, download))
         except (NotFound, ArchiveRefused) as error:
             raise _missing(project, version, "the shared storage has none that can be used") from error
         finally:
             await to_its_end(asyncio.to_thread(self.discard, download))
         return folder
 
-    def _take(self, project: str, version: SkillVersion, archive: Path) -> None:
+    def take(self, project: str, version: SkillVersion, archive: Path) -> None:
+        """Put a version's files in place from its *archive*. Raises ArchiveRefused, and VersionMissing for another version."""
         scratch = self.scratch()
         try:
             unpacked = unpack_skill(archive, scratch)

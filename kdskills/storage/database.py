@@ -13,7 +13,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +51,8 @@ JOURNAL_LIMIT: Final = 16 * 1024 * 1024
 PRAGMAS = (f"busy_timeout={BUSY_MS}", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={JOURNAL_LIMIT}")
 SQLITE_CONNECTIONS: Final = 24
 """Connections to a file that are kept: as many as a worker has threads; each is opened when it is first needed."""
+SNAPSHOT_ROWS: Final = 500
+"""Rows that are held at a time of a long answer."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
 _SQLITE: Final = "sqlite:///"
@@ -59,7 +61,7 @@ _ALEMBIC: Final = threading.Lock()
 
 
 class DatabaseUnavailable(OperatorMustAct, code="database_unavailable"):
-    """The database does not answer, or cannot be used as it is."""
+    """The database does not answer, or cannot be used as it is: `database_newer` where a later version made its tables."""
 
 
 def micros(moment: datetime) -> int:
@@ -256,6 +258,34 @@ class Database:
                 self._prepare = prepare
                 raise
 
+    def snapshot(self, question: Callable[[sa.Connection], T]) -> T:
+        """As `ask`, but everything *question* reads is as it was at one moment, and long answers come in pieces; blocks."""
+        self._prepared()
+        mode = (
+            {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if self.dialect == "postgresql" else {}
+        )
+        how = self.engine.execution_options(kdskills_reads=True, **mode)
+        with speaking(self.label, self._failure), how.connect() as link:
+            return question(link.execution_options(yield_per=SNAPSHOT_ROWS))
+
+    def copy_to(self, target: Path) -> None:
+        """Write a copy of a SQLite database, as it is at one moment, into the new file *target*; blocks."""
+        with speaking(self.label, self._failure):
+            raw: Any = self.engine.raw_connection()
+            try:
+                private_database(target)
+                with closing(sqlite3.connect(target)) as copy:
+                    raw.driver_connection.backup(copy)
+            finally:
+                raw.close()
+
+    def connections(self) -> tuple[int, int, int]:
+        """Return how many connections are in use, are idle, and are kept open at most."""
+        pool = self.engine.pool
+        if not isinstance(pool, sa.pool.QueuePool):  # one in memory, which is a single connection
+            return 0, 0, 0
+        return pool.checkedout(), pool.checkedin(), pool.size()
+
     async def ready(self) -> None:
         """Prepare the database if nobody has, for who writes to its tables in a transaction of another `Database`."""
         if not self._is_ready:  # also while somebody prepares it: that is waited for
@@ -309,7 +339,7 @@ def _begin_sqlite(link: sa.Connection) -> None:
         raise kind(words, None, error) from error
 
 
-HEADS: Final = {"service": "service_0003", "work": "work_0004"}
+HEADS: Final = {"service": "service_0003", "work": "work_0006"}
 """The newest revision of each part whose room opens its database here."""
 
 VERSIONS: Final = "kd_alembic"
@@ -319,11 +349,16 @@ MIGRATIONS: Final = Path(__file__).with_name("migrations")
 def upgrade(database: Database, part: str) -> bool:
     """Bring the tables of *part*, a branch such as `work`, up to its newest revision; whether there was anything to do.
 
-    Blocks. Raises MissingExtra, DatabaseUnavailable.
+    Blocks. Raises MissingExtra, DatabaseUnavailable, also as `database_newer` for tables that a later version made.
     """
     target = HEADS[part]
-    if target in database.ask(current_revisions):
+    before = database.ask(current_revisions)
+    if target in before:
         return False
+    later = max((revision for revision in before if revision.startswith(f"{part}_")), default="")
+    if later > target:
+        message = f"a newer version brought the database to {later}, and this one knows {target}: start the newer one"
+        raise DatabaseUnavailable(message, code="database_newer", revision=later)
 
     def change(link: sa.Connection) -> bool:
         if link.dialect.name == "postgresql":
@@ -341,3 +376,14 @@ def current_revisions(link: sa.Connection) -> frozenset[str]:
     if not sa.inspect(link).has_table(VERSIONS):
         return frozenset()
     return frozenset(link.exec_driver_sql(f"SELECT version_num FROM {VERSIONS}").scalars())  # noqa: S608 - our own constant
+
+
+def table_columns(link: sa.Connection, name: str) -> sa.Table:
+    """Return a table as the database has it, without its indexes."""
+    found_columns = sa.inspect(link).get_columns(name)
+    return sa.Table(name, sa.MetaData(), *(sa.Column(column["name"], column["type"]) for column in found_columns))
+
+
+def table_names(link: sa.Connection) -> list[str]:
+    """Return the tables of kdskills' own in a database, but that of its revisions, sorted."""
+    return sorted(name for name in sa.inspect(link).get_table_names() if name.startswith("kd_") and name != VERSIONS)

@@ -8,15 +8,19 @@
 
 Order: {"nonce": hex, "argv", "env": {name: value}, "cwd", "wall", "grace", "limits": {rlimit: number}, "inputs":
 [[path, size]], "executable": [path], "stdin": size, "payload": size or null, "outputs": [glob], "max_files",
-"max_bytes", "network": null or [socket, port]}. Text is UTF-8 with surrogateescape. `{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
+"max_bytes", "network": null or [socket, port], "seccomp": absent or {machine: hex}}. Text is UTF-8 with surrogateescape.
+`{payload_fd}` and `{report_fd}` in argv become descriptor numbers.
 
-Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "duration", "errno"?, "stage"?},
+Answer: {"kind": "end", "reason": "exited" | "timeout", "code"?, "signal"?, "duration", "errno"?, "stage"?, "oom"},
 {"kind": "report", "size"} + bytes, {"kind": "file", "path", "mode", "size"} + bytes,
 {"kind": "problem", "path", "code", "message"}, {"kind": "done"}.
 
 The program runs under the same uid. It cannot forge an answer: the nonce is known to this process alone, whose memory
 other processes of its uid cannot read (it is not dumpable), and it is written when no other process is left. A program
 that kills this process ends its container, and the host finds no answer.
+
+Where orders come by a command of their own, as in a pod, `container_init hold` is the container's first process until it is
+told to end from outside, and `container_init signal NUMBER` hands a signal to the one that serves an order; KILL is for everything.
 """
 
 from __future__ import annotations
@@ -39,12 +43,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_REPORT = 2 * 1024 * 1024
+CLOSED_S = 10.0
+HOLDS = b"container_init\0hold\0"
+"""How the words end by which the process was started that holds a container."""
+OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Where a container reads about itself, with cgroups of version 2 and 1."""
 
 
-def main() -> int:
-    """Serve one order."""
-    with open("/proc/1/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
-        alone = b"container_init.py" in file.read()  # else every process this one may KILL would be somebody's
+def main(words: list[str]) -> int:
+    """Serve one order, or what *words* ask for."""
+    if words[:1] == ["hold"]:
+        return hold()
+    if words[:1] == ["signal"]:
+        number = int(words[1])
+        pids = [-1] if number == signal.SIGKILL else serving()[:1]
+        return 0 if any(send(pid, number) for pid in pids) else 1
+    alone = b"container_init" in command(1)  # else every process this one may KILL would be somebody's
     if os.getuid() == 0 or not alone:
         sys.stderr.write("container_init: not the first program of a container; nothing was run\n")
         return 125
@@ -53,6 +67,9 @@ def main() -> int:
         processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
     except OSError as error:
         sys.stderr.write(f"container_init: {error.strerror}\n")
+        return 125
+    if not first_is_closed():
+        sys.stderr.write("container_init: the container's first process can be read by others; nothing was run\n")
         return 125
     order = json.loads(exactly(0, int.from_bytes(exactly(0, 8), "big")))
     place_inputs(lambda size: exactly(0, size), order["inputs"], order.get("executable", []))
@@ -70,6 +87,64 @@ def main() -> int:
             out.write(json.dumps({"kind": "report", "size": len(report)}).encode() + b"\n" + report)
         send_outputs(out, "/work", order["outputs"], order["max_files"], order["max_bytes"])
         out.write(b'{"kind": "done"}\n')
+    return 0
+
+
+def hold() -> int:
+    """Be the first process of a container until TERM comes from outside; then end the others, politely at first."""
+    processes.prctl(processes.PR_SET_DUMPABLE, 0)
+    watched = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    while True:
+        arrived = signal.sigwaitinfo(watched)
+        dict(reaped())
+        if arrived.si_signo == signal.SIGTERM and arrived.si_pid == 0:  # a program's own has a process id here
+            break
+    if send(-1, signal.SIGTERM):
+        time.sleep(0.5)
+    return 0
+
+
+def first_is_closed() -> bool:
+    """Wait until no program of this uid can read the process that holds the container; False when that takes too long.
+
+    It was started a moment before us, and closes itself first of all. Any other first process is not ours to wait for.
+    """
+    end = time.monotonic() + CLOSED_S
+    while command(1).endswith(HOLDS):
+        try:
+            os.close(os.open("/proc/1/environ", os.O_RDONLY))
+        except OSError:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def serving() -> list[int]:
+    """Return the processes that serve an order; the first is no child that is about to become a program."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - pathlib costs 3 ms to import
+    return [pid for pid in sorted(pids) if command(pid).removesuffix(b"\0").endswith(b"container_init")]
+
+
+def command(pid: int) -> bytes:
+    """Return the words a process was started by; empty when it is gone."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
+            return file.read()
+    except OSError:
+        return b""
+
+
+def oom_kills() -> int:
+    """Return how many processes of this container the kernel killed because memory ran out, as far as that is told here."""
+    for path in OOM_COUNTS:
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 3 ms to import
+                return sum(int(line.split()[1]) for line in file if line.startswith(b"oom_kill "))
+        except OSError:
+            continue
     return 0
 
 
@@ -102,7 +177,7 @@ class _Program:
         dict(reaped())
         while self._read_report(report_read):
             pass  # the end comes because every writer is dead
-        end: dict[str, Any] = {"reason": reason, "duration": duration}
+        end: dict[str, Any] = {"reason": reason, "duration": duration, "oom": oom_kills() > 0}
         if trouble:
             stage, _, number = trouble.decode().partition(":")
             end.update(stage=stage, errno=int(number))
@@ -142,7 +217,11 @@ class _Program:
         signal.set_wakeup_fd(-1)
         for name, bound in self._order["limits"].items():
             resource.setrlimit(LIMITS[name], tuple(bound))
+        filters = self._order.get("seccomp")
+        if filters is not None:  # of this machine's kind; with none, setting it fails, and no program runs
+            processes.prctl(processes.PR_SET_NO_NEW_PRIVS, 1)
+            processes.set_filter(bytes.fromhex(filters.get(os.uname().machine, "")))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

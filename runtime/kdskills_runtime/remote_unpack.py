@@ -2,11 +2,11 @@
 
 ::
 
-    python3 -I remote_unpack.py ARCHIVE SHA256 FOLDER
+    python3 -I remote_unpack.py ARCHIVE SHA256 FOLDER [SECONDS]
 
 A file of its own that imports nothing of this package: it is the first thing a new machine gets. The archive is a tar
-of folders, plain files and links. FOLDER appears whole or not at all; one that is there already is left alone. Says
-`unpacked`, or why not, and then exits with 1.
+of folders, plain files and links; it is waited for up to SECONDS. FOLDER appears whole or not at all; one that is there
+already is left alone. Says `unpacked`, or why not, and then exits with 1.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 HOME = Path("/opt/kdskills")
@@ -34,6 +35,9 @@ def main(argv: list[str]) -> int:
         (HOME / name).mkdir(parents=True, exist_ok=True)
         (HOME / name).chmod(0o700)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + (float(argv[3]) if argv[3:] else 0.0)
+    while not archive.exists() and time.monotonic() < until:
+        time.sleep(0.02)
     try:
         if not folder.is_dir():
             unpack(archive, digest, folder)

@@ -280,9 +280,15 @@ SCENARIO = [
     Step("tokens.revoke", {"id": "nothing"}),
     Step("tokens.list", {"project": "local"}),
     Step("fleet.show", {}),
+    Step("metrics.show", {}),
+    Step("metrics.show", {"nothing": 1}),
     Step("fleet.drain", {"host": "nowhere"}),
     Step("fleet.undrain", {"host": "nowhere"}),
     Step("fleet.undrain", {}),
+    Step("quota.show", {}),
+    Step("quota.show", {"project": 3}),
+    Step("fleet.evict", {"host": "nowhere", "force": True}),
+    Step("fleet.evict", {"force": True}),
     Step("audit_log.list", {"project": "local", "action": "skill"}),
     Step("audit_log.list", {"since": "never"}),
     Step("plugins", {}),
@@ -305,7 +311,7 @@ CHANGING = [
     (re.compile(r"\b\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)?"), "<time>"),
 ]
 CHANGING_FIELDS = re.compile(
-    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^host$|^id$|_at$"
+    r"(^|_)(ms|seconds|duration_ms|duration_sec|duration_s|generation)$|^created_by$|^trace_id$|^host$|^id$|_at$"
 )
 
 
@@ -403,7 +409,9 @@ def shown(name: str, value: Any, folder: Path) -> Any:
         return [row["project"] for row in value["projects"]]
     if name in {"skills.show", "skills.list"}:
         return without_paths(value)
-    if name == "fleet.show":
+    if name == "quota.show" and "quotas" in value:
+        return [row["quota"] for row in value["quotas"]]
+    if name in {"fleet.show", "metrics.show"}:
         return sorted(value)  # hosts, workers and ages are of this moment
     if name == "tokens.list":
         return sorted(row["agent"] for row in value["tokens"] if row["agent"] == "writer")

@@ -114,7 +114,7 @@ async def engines() -> dict[str, object]:
     answers: dict[str, object] = {}
     host = Host(Settings(allow_unisolated=True), entry_points=False)
     for engine in host.engines():
-        if engine.name not in {"docker", "e2b"}:
+        if engine.name not in {"docker", "e2b", "kubernetes"}:
             try:
                 await engine.run(ExecRequest(argv=("/bin/true",), profile="unsafe-local"))
             except ExecRefused as error:

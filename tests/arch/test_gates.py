@@ -69,6 +69,7 @@ HARMLESS = {
         "fleet.drain",
     ): "a machine of the roster, which its row alone opens nothing of; other projects' administrators are refused",
     ("host", "fleet.undrain"): "as for fleet.drain",
+    ("host", "fleet.evict"): "as for fleet.drain",
 }
 ELSEWHERE = sorted(name for name, row in OPERATIONS.items() if not row.local)
 

@@ -12,6 +12,7 @@ TOP = {
     "pyproject.toml",
     "kdskills",
     "bundles",
+    "deploy",
     "runtime",
     "tests",
     "docs",

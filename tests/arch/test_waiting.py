@@ -13,6 +13,7 @@ FOREVER_S = 60  # from here on nobody sits it out: it is a program that has to b
 #: Where a time has to pass, because nothing can be seen until it has.
 ALLOWED = {
     "tests/benchmarks/jobs.py::waiting": "benchmark: what nothing costs is measured while nothing happens",
+    "tests/benchmarks/fleet.py::idle": "benchmark: what a fleet costs is measured while nothing happens",
     "tests/benchmarks/remote.py::ship": "benchmark: both workers hold the call before one answers",
     "tests/integration/kill_payload.py::stay": "program that is killed",
     "tests/integration/nats/test_delivery.py::test_poison_is_ended": "nothing may come again: its time has to pass",

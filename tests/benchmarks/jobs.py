@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psycopg
-
 from kdskills.jobs.model import JobHead, TaskHead
 from kdskills.jobs.settings import JobsSettings
 from kdskills.testing.work import (
     Report,
     WorkLab,
+    failover_storm,
+    failover_url,
     job_storm,
     keep_finished,
     kill_storm,
@@ -33,7 +33,7 @@ from kdskills.testing.work import (
     service_storm,
     two_host_storm,
 )
-from kdskills.testing.work.postgres import Cluster
+from kdskills.testing.work.postgres import Cluster, StatementCount
 
 MS = 1000.0
 
@@ -104,10 +104,22 @@ async def calls_beside_many(url: str | None, *, rows: int = 100_000, rounds: int
         used = time.process_time()
         await clock(lambda: lab.client.head(TaskHead, lab.scope, head.id), rounds)
         status = (time.process_time() - used) * MS / rounds
+        lists = {
+            "newest": {},
+            "by state": {"status": ("succeeded",)},
+            "by skill": {"skill_name": "x"},
+            "of every agent": {"any_agent": True},
+        }
+        times = {
+            name: p50(await clock(lambda words=words: lab.client.heads(TaskHead, lab.scope, limit=50, **words), 20))
+            for name, words in lists.items()
+        }
+    slowest = max(times, key=lambda name: times[name])
     return [
         Row(f"submit, p50, {rows:,} finished", f"{submit:.1f} ms", "10 ms", submit <= 10),
         Row(f"submits, {rows:,} finished", f"{rate:.0f}/s", "100/s", rate >= 100),
         Row(f"status, processor, {rows:,} finished", f"{status:.2f} ms", "1.5 ms", status <= 1.5),
+        Row(f"50 of a list, {slowest}, {rows:,} finished", f"{times[slowest]:.1f} ms", "60 ms", times[slowest] <= 60),
     ]
 
 
@@ -144,27 +156,6 @@ async def speed(url: str | None) -> list[Row]:
     ]
 
 
-class Counter:
-    """How many statements a PostgreSQL database was asked, by its own count; its own questions are not among them.
-
-    Args:
-        url: The database; the server has loaded `pg_stat_statements`.
-    """
-
-    def __init__(self, url: str) -> None:
-        self._link = psycopg.connect(url, autocommit=True)
-        self._link.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
-
-    def __call__(self) -> int:
-        """Return the number so far, transactions' begins and ends included."""
-        row = self._link.execute(
-            "SELECT coalesce(sum(calls), 0) FROM pg_stat_statements JOIN pg_database d ON d.oid = dbid "
-            "WHERE d.datname = current_database() AND query NOT LIKE '%pg_stat_statements%'"
-        ).fetchone()
-        assert row is not None
-        return int(row[0])
-
-
 async def waiting(url: str | None, *, seconds: float = 20.0) -> list[Row]:
     """Measure what a worker without work costs."""
     async with host(url) as (lab,):
@@ -172,7 +163,7 @@ async def waiting(url: str | None, *, seconds: float = 20.0) -> list[Row]:
         head = await lab.client.submit(lab.task("true"))
         await lab.client.wait(TaskHead, lab.scope, head.id, 120)
         await asyncio.sleep(5.0)
-        count = None if url is None else Counter(url)
+        count = None if url is None else StatementCount(url)
         asked, used = 0 if count is None else count(), processor(worker.pid)
         await asyncio.sleep(seconds)
         share = 100 * (processor(worker.pid) - used) / seconds
@@ -191,7 +182,7 @@ async def four_workers(url: str | None, *, tasks: int = 300) -> list[Row]:
         for _ in range(16):
             head = await lab.client.submit(lab.task("true"))
             await lab.client.wait(TaskHead, lab.scope, head.id, 120)
-        count = None if url is None else Counter(url)
+        count = None if url is None else StatementCount(url)
         asked, began = 0 if count is None else count(), time.perf_counter()
         heads = [await lab.client.submit(lab.task("true", session=f"s{n % 20}")) for n in range(tasks)]
         submitted = time.perf_counter() - began
@@ -289,16 +280,12 @@ async def shared_storms(cluster: Cluster) -> AsyncIterator[Row]:
         async with host(cluster.create(f"storm_{mode}_{away_s:.0f}")) as (lab,):
             report = await outage_storm(lab, cluster, tasks=60, away_s=away_s, mode=mode, deadline_s=600)
             yield told(f"PostgreSQL {words}, 60 tasks", report)
-
-
-def counting(cluster: Cluster) -> Cluster:
-    """Let a server count its statements."""
-    setting = "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'"
-    with psycopg.connect(cluster.url(), autocommit=True) as link:
-        link.execute(setting)
-    cluster.stop()
-    cluster.start()
-    return cluster
+    with private_cluster() as first:
+        first.create("storm_failover")
+        with first.standby() as standby:
+            async with host(failover_url("storm_failover", first, standby)) as (lab,):
+                report = await failover_storm(lab, first, standby, tasks=60, deadline_s=600)
+                yield told("PostgreSQL failover, 61 tasks", report)
 
 
 async def main(words: list[str]) -> int:
@@ -314,7 +301,7 @@ async def main(words: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         wanted = "--postgres" in words or "--chaos" in words
         cluster = stack.enter_context(private_cluster()) if wanted else None
-        shared = counting(cluster).create("bench") if cluster is not None and "--postgres" in words else None
+        shared = cluster.counting().create("bench") if cluster is not None and "--postgres" in words else None
         for measure in (waiting, calls, calls_beside_many, speed, four_workers, flood):
             for row in await measure(shared):
                 say(row)

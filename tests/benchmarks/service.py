@@ -1,8 +1,8 @@
 """What the HTTP service costs: what a request takes, requests a second, and memory after many requests.
 
-    python tests/benchmarks/service.py [--rounds 200] [--rows 100000] [--requests 2000] [--clients 8] [--memory 10000] [--json]
+    python tests/benchmarks/service.py [--rounds 200] [--rows 100000] [--requests 2000] [--clients 8] [--memory 10000] [--json] [--postgres]
 
-A real `kdskills serve` runs on loopback with SQLite, in a process of its own; clients are threads of this process, each with
+A real `kdskills serve` runs on loopback with SQLite, or a private PostgreSQL server, in a process of its own; clients are threads of this process, each with
 its own connection, and send a token. First one connection asks in turn for `/healthz`, a submit (`skills.run_cmd_async` of an
 uploaded skill) and a status (of a task), and then four submit at one time: with an empty database, and with many finished
 tasks in it. No worker runs meanwhile, so that it is the gateway that is measured. Then come requests under load, with a
@@ -20,7 +20,6 @@ import json
 import os
 import re
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from pathlib import Path
 from kdskills.doors.web.application import FIRST_TOKEN
 from kdskills.jobs.queue import hold_slot
 from kdskills.storage.database import Database
-from kdskills.testing.work import keep_finished
+from kdskills.testing.work import keep_finished, private_cluster
 
 OVER_HEALTH_MS = 5.0
 """Most milliseconds that a submit may take more than `/healthz`."""
@@ -76,9 +75,10 @@ class Bounded:
 class Service:
     """`kdskills serve` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str | None) -> None:
         self._log = folder / "log"
         self.state = folder / "state"
+        self.url = url or f"sqlite:///{self.state / 'work.db'}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("KDSKILLS_")}
         env |= {
             "KDSKILLS_STATE_DIR": str(self.state),
@@ -86,6 +86,8 @@ class Service:
             "KDSKILLS_REQUESTS_PER_MINUTE": "0",
             "KDSKILLS_JOBS__IDLE_S": "1",
         }
+        if url is not None:
+            env["KDSKILLS_DATABASE_URL"] = url
         command = [str(Path(sys.executable).with_name("kdskills")), "serve", "--listen", "127.0.0.1:0"]
         with self._log.open("wb") as out:
             self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
@@ -128,8 +130,9 @@ class Service:
 
     def clear(self) -> None:
         """Have everything submitted be over, as if a worker had run it: what is open counts against the token."""
-        with contextlib.closing(sqlite3.connect(self.state / "work.db", timeout=60)) as link, link:
-            link.execute("UPDATE kd_tasks SET status = 'succeeded', finished_at = created_at WHERE finished_at IS NULL")
+        over = "UPDATE kd_tasks SET status = 'succeeded', finished_at = created_at WHERE finished_at IS NULL"
+        with contextlib.closing(Database(self.url)) as database:
+            database.change(lambda link: link.exec_driver_sql(over))
 
     def stop(self) -> None:
         """Stop it in order."""
@@ -264,6 +267,7 @@ def arguments() -> argparse.Namespace:
     given.add_argument("--clients", type=int, default=8)
     given.add_argument("--memory", type=int, default=10_000, help="0 leaves out what is measured under load")
     given.add_argument("--json", action="store_true")
+    given.add_argument("--postgres", action="store_true")
     return given.parse_args()
 
 
@@ -272,10 +276,11 @@ def main() -> int:
     chosen = arguments()
     rows: list[Row] = []
     before = after = 0.0
-    with tempfile.TemporaryDirectory(prefix="kdskills-bench-") as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="kdskills-bench-")))
         folder.chmod(0o755)
-        service = Service(folder)
+        url = ends.enter_context(private_cluster()).create("service") if chosen.postgres else None
+        service = Service(folder, url)
         try:
             command = json.dumps({"skill_name": "brief", "command": ["true"]}).encode()
             submit = Ask("submit", "POST", "tools/skills.run_cmd_async", command)
@@ -283,9 +288,8 @@ def main() -> int:
                 task = prepared(service, folder)
                 service.clear()
                 bounds = gateway(service, task, submit, chosen.rounds, "empty")
-                database = Database(f"sqlite:///{service.state / 'work.db'}")
-                asyncio.run(keep_finished(database, task, chosen.rows))
-                database.close()
+                with contextlib.closing(Database(service.url)) as database:
+                    asyncio.run(keep_finished(database, task, chosen.rows))
                 bounds += gateway(service, task, submit, chosen.rounds, f"{chosen.rows:,} finished")
             if chosen.memory:
                 status = Ask("status", "GET", f"tasks/{task}?tail_bytes=0")

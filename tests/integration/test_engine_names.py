@@ -11,11 +11,13 @@ from kdskills.execution import Executor
 from kdskills.execution.protocol import ExecutionOptions
 from kdskills.testing.e2b_server import E2bServer
 from kdskills.testing.executors import CONFORMANCE, Promise
+from tests.integration.kubernetes_cluster import FakeCluster
 
 ENGINES = {
     "bubblewrap": "BubblewrapExecutor",
     "docker": "DockerExecutor",
     "e2b": "E2bExecutor",
+    "kubernetes": "KubernetesExecutor",
     "landlock": "LandlockExecutor",
     "srt": "SrtExecutor",
     "subprocess": "SubprocessExecutor",
@@ -32,6 +34,10 @@ def renamed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     base = getattr(import_module(f"kdskills.builtin.executors.{request.param}"), ENGINES[request.param])
     engine = type("Renamed", (base,), {"name": "renamed"})
     options = {"allow_unisolated": True, "best_effort": frozenset({"work", "tmp", "memory"})}
+    if request.param == "kubernetes":
+        with FakeCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+            yield engine(ExecutionOptions(**options, kubernetes=cluster.options()))
+        return
     if request.param != "e2b":
         yield engine(ExecutionOptions(**options))
         return

@@ -31,7 +31,7 @@ _NARROW: Final = ("scope_unknown", "tool_unknown", "token_wider", "conflict")
 _WORK: Final = ("not_found", "database_unavailable", "missing_extra")
 _START: Final = (
     *("unknown_skill", "skill_denied", "skill_changed", "no_bundle", "conflict"),
-    *("engine_unavailable", "isolation_too_weak", "too_much_work", *_WORK),
+    *("engine_unavailable", "isolation_too_weak", "too_much_work", "quota_exceeded", *_WORK),
 )
 _AGAIN: Final = ("work_not_over", "version_gone", "inputs_gone", *_START)
 _ARTIFACT: Final = (*_WORK, "artifact_missing", "artifact_corrupt", "artifact_store_unavailable")
@@ -63,6 +63,12 @@ _EVALS: Final = (
         "bundle_untrusted",
     ),
     *("evals_invalid", "evals_running", "evals_plan_changed", "evals_none", "workspace_inside", "engine_unavailable"),
+)
+_KEEP: Final = ("path_missing", "storage_full", "database_unavailable", "artifact_store_unavailable", "missing_extra")
+_BACKUP: Final = ("path_exists", "backup_nothing", *_KEEP)
+_RESTORE: Final = (
+    *("backup_damaged", "backup_hostile", "backup_newer", "backup_unknown_table"),
+    *("restore_not_empty", "restore_no_session_store", "restore_running", *_KEEP),
 )
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
@@ -366,6 +372,28 @@ _ROWS: Final = (
         local=True,
     ),
     _operate(
+        "db.check",
+        "Look for rows, objects and folders that do not fit one another.",
+        "backups:check_database",
+        ("path_missing", "database_unavailable", "artifact_store_unavailable", "missing_extra"),
+        local=True,
+        reads=True,
+    ),
+    _operate(
+        "backup.create",
+        "Write everything that is kept into one file, while the system runs.",
+        "backups:create_backup",
+        _BACKUP,
+        local=True,
+    ),
+    _operate(
+        "backup.restore",
+        "Put a backup in place where nothing is, or check it.",
+        "backups:restore",
+        _RESTORE,
+        local=True,
+    ),
+    _operate(
         "fleet.show",
         "Show hosts, workers and what waits for them.",
         "fleet:show_fleet",
@@ -373,11 +401,33 @@ _ROWS: Final = (
         reads=True,
         ui_allowed=True,
     ),
+    Shipped(
+        "quota.show",
+        "Show what a project may use of background work, and uses.",
+        "fleet:show_quota",
+        ("not_found", "database_unavailable", "missing_extra"),
+        profile="author",
+        scope="work:read",
+        reads=True,
+    ),
     _operate(
         "fleet.drain", "Let a host take nothing new.", "fleet:drain", ("not_yours_to_say", *_WORK), ui_allowed=True
     ),
     _operate(
         "fleet.undrain", "Let a host take work again.", "fleet:undrain", ("not_yours_to_say", *_WORK), ui_allowed=True
+    ),
+    _operate(
+        "fleet.evict",
+        "Take a host's work for lost now.",
+        "fleet:evict",
+        ("not_yours_to_say", "host_alive", "host_pinned", *_WORK),
+    ),
+    _operate(
+        "metrics.show",
+        "Tell what is measured, as Prometheus reads it.",
+        "fleet:show_metrics",
+        ("missing_extra",),
+        reads=True,
     ),
     _start("skills.activate", "Make a skill's files ready where commands run.", "work_run:activate"),
     _start("skills.run_cmd", "Run a command of a skill in isolation and wait for it.", "work_run:run_cmd"),

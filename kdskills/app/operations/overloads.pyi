@@ -6,6 +6,7 @@ from typing import Any, Literal, overload
 from pydantic import BaseModel
 
 from kdskills.app.operations.audit_log import AuditLogOut
+from kdskills.app.operations.backups import BackupOutput, CheckDatabaseOutput
 from kdskills.app.operations.checking import CheckOutput, FixOutput, NewOutput, PluginsOutput, SchemaOutput
 from kdskills.app.operations.clients import (
     AcceptOut,
@@ -28,7 +29,7 @@ from kdskills.app.operations.environments import EnvironmentsOutput, SuggestOutp
 from kdskills.app.operations.eval_jobs import EvalStatusOutput, StartedEvalsOutput
 from kdskills.app.operations.eval_results import EvalIterationOutput, EvalsOutput
 from kdskills.app.operations.evals import AddEvalOutput, EvalOutput, ScriptEvalsOutput
-from kdskills.app.operations.fleet import DrainOutput, FleetOutput
+from kdskills.app.operations.fleet import DrainOutput, EvictOutput, FleetOutput, MetricsOutput, QuotaOutput
 from kdskills.app.operations.machine import DoctorOutput, ImageOutput, UpgradeOut
 from kdskills.app.operations.matrix import MatrixOutput
 from kdskills.app.operations.project_versions import DiffOutput, InspectOutput
@@ -365,12 +366,32 @@ class OperationCalls:
     ) -> UpgradeOut: ...
     @overload
     async def call(
+        self, operation: Literal["db.check"], *, emit: Emit | None = None, **arguments: Any
+    ) -> CheckDatabaseOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["backup.create", "backup.restore"], *, emit: Emit | None = None, **arguments: Any
+    ) -> BackupOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["fleet.show"], *, emit: Emit | None = None, **arguments: Any
     ) -> FleetOutput: ...
     @overload
     async def call(
+        self, operation: Literal["quota.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> QuotaOutput: ...
+    @overload
+    async def call(
         self, operation: Literal["fleet.drain", "fleet.undrain"], *, emit: Emit | None = None, **arguments: Any
     ) -> DrainOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["fleet.evict"], *, emit: Emit | None = None, **arguments: Any
+    ) -> EvictOutput: ...
+    @overload
+    async def call(
+        self, operation: Literal["metrics.show"], *, emit: Emit | None = None, **arguments: Any
+    ) -> MetricsOutput: ...
     @overload
     async def call(
         self, operation: Literal["skills.activate"], *, emit: Emit | None = None, **arguments: Any
@@ -590,9 +611,19 @@ class OperationCalls:
     @overload
     def run(self, operation: Literal["db.upgrade"], **arguments: Any) -> UpgradeOut: ...
     @overload
+    def run(self, operation: Literal["db.check"], **arguments: Any) -> CheckDatabaseOutput: ...
+    @overload
+    def run(self, operation: Literal["backup.create", "backup.restore"], **arguments: Any) -> BackupOutput: ...
+    @overload
     def run(self, operation: Literal["fleet.show"], **arguments: Any) -> FleetOutput: ...
     @overload
+    def run(self, operation: Literal["quota.show"], **arguments: Any) -> QuotaOutput: ...
+    @overload
     def run(self, operation: Literal["fleet.drain", "fleet.undrain"], **arguments: Any) -> DrainOutput: ...
+    @overload
+    def run(self, operation: Literal["fleet.evict"], **arguments: Any) -> EvictOutput: ...
+    @overload
+    def run(self, operation: Literal["metrics.show"], **arguments: Any) -> MetricsOutput: ...
     @overload
     def run(self, operation: Literal["skills.activate"], **arguments: Any) -> ActivateOutput: ...
     @overload

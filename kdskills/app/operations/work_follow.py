@@ -188,7 +188,8 @@ class TaskSnapshot(Output):
         query: With provider `cmd`: what the query printed. Without a task the snapshot is the query's own.
         command: Program and arguments; text was run by `/bin/sh -c`. What looks like a secret in them is masked.
         repeat_of: The task it does again.
-        logs_elsewhere: The host that has its output, when it is not the one that answers; as `elsewhere` of `skills.task_logs`.
+        trace_id: The trace of the request that began it, which its program and its log lines belong to as well.
+        logs_elsewhere: The host that has its output, when it cannot be asked for it; as `elsewhere` of `skills.task_logs`.
     """
 
     task_id: str | None
@@ -201,6 +202,7 @@ class TaskSnapshot(Output):
     session_id: str | None
     job_id: str | None = None
     repeat_of: str | None = None
+    trace_id: str | None = None
     command: tuple[str, ...]
     workdir: str
     startup_ready: bool | None
@@ -255,10 +257,14 @@ class StepSnapshot(Output):
 
 
 class JobSnapshot(Output):
-    """A job as it is now; `current_step_index` is -1 before the first step, `repeat_of` the job it does again."""
+    """A job as it is now; `current_step_index` is -1 before the first step, `repeat_of` the job it does again.
+
+    `trace_id` is the trace of the request that began it.
+    """
 
     job_id: str
     repeat_of: str | None = None
+    trace_id: str | None = None
     status: JobStatus
     skill_name: str
     version_hash: str
@@ -290,8 +296,9 @@ class LogsOutput(Output):
         data: The bytes, in `encoding`.
         truncated: Whether bytes between the asked offset and this piece are not kept any more.
         ended: Whether the task is over and this piece reaches the end.
-        elsewhere: The host that has the log, when it is not the one that answers: while the task runs nothing of it can be
-            read here, and its end only when it is over.
+        elsewhere: The host that has the log, when it is not the one that answers and cannot be asked: while the task runs
+            nothing of it can be read here, and its end only when it is over.
+        elsewhere_reason: Why that host cannot be asked.
     """
 
     task_id: str
@@ -305,6 +312,7 @@ class LogsOutput(Output):
     ended: bool
     status: TaskStatus
     elsewhere: str | None = None
+    elsewhere_reason: str | None = None
 
 
 class WatchEvent(Output):
@@ -425,12 +433,13 @@ async def task_status(work: WorkService, arguments: TaskStatusInput, context: Co
 
 async def _task(work: WorkService, head: TaskHead, tail_bytes: int, **facts: Any) -> TaskSnapshot:
     """Return a task as it is now, with the ends of its two streams."""
-    streams = printed(await work.tails(head, tail_bytes), more_after=not head.terminal)
+    ends = await work.ends(head, tail_bytes)
+    streams = printed((ends[0].log, ends[1].log), more_after=not head.terminal)
     usual = {
         "task_id": head.id,
         "workdir": workdir_of(head.spec.command.cwd),
         "command": masked_words(head.spec.command.argv),
-        "logs_elsewhere": await work.elsewhere(head),
+        "logs_elsewhere": ends[0].elsewhere,
         "startup_ready": None if head.mode == "batch" else head.ready_at is not None,
         "cancel_requested": head.cancel_at is not None,
         "exposed_endpoints": endpoints_of(head),
@@ -535,7 +544,7 @@ async def task_logs(work: WorkService, arguments: TaskLogsInput, context: Contex
 
 async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) -> LogsOutput:
     """Read one piece; the head was read before it, so that one of a task that is over misses nothing."""
-    piece = await work.client.piece(head, arguments.stream, arguments.offset, arguments.limit)
+    piece, elsewhere, reason = await work.client.piece(head, arguments.stream, arguments.offset, arguments.limit)
     over = head.terminal
     offset, data = piece.offset, piece.data
     if arguments.encoding == "base64":
@@ -552,7 +561,7 @@ async def _piece(work: WorkService, arguments: TaskLogsInput, head: TaskHead) ->
     following = offset + len(data)
     ended = over and following >= piece.total
     facts = {"offset": offset, "next_offset": following, "data": encoded, "ended": ended}
-    return LogsOutput.of(arguments, piece, head, **facts, elsewhere=await work.elsewhere(head))
+    return LogsOutput.of(arguments, piece, head, **facts, elsewhere=elsewhere, elsewhere_reason=reason)
 
 
 class ArtifactInput(Arguments):
@@ -570,12 +579,14 @@ class ArtifactOutput(Artifact):
     """An artifact, where it came from, and a piece of it.
 
     Attributes:
+        trace_id: The trace of the request that began its task; null when that is not kept any more.
         url: A link anybody may read it with until `expires_in_sec` are over; None where the store signs none.
         data_base64: The bytes `offset` to `next_offset`.
     """
 
     task_id: str | None
     job_id: str | None
+    trace_id: str | None
     agent: str
     skill_name: str
     version_hash: str
@@ -629,10 +640,13 @@ async def get_artifact(work: WorkService, arguments: ArtifactInput, context: Con
     url = await keeper.store.link(record.project, record.sha256, timedelta(seconds=arguments.link_sec))
     begin = min(arguments.offset, record.size)
     end = min(begin + arguments.limit, record.size)
-    data = await keeper.store.piece(record.project, record.sha256, begin, end)
+    data = b"".join([chunk async for chunk in work.artifact_bytes(record, begin, end)]) if begin < end else b""
+    opened = await work.client.work()
+    head = await opened.database.read(lambda link: opened.records.head(link, TaskHead, record.task_id or ""))
     return ArtifactOutput.of(
         record,
         artifact_id=record.id,
+        trace_id=None if head is None else head.spec.trace_id,
         created_at=moment_of(record.created_at),
         url=url,
         expires_in_sec=None if url is None else arguments.link_sec,

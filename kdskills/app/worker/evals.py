@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kdskills.app.host import Host
 from kdskills.app.operations.eval_jobs import EvalOrder, report_of_task, require_iteration, run_order
 from kdskills.errors import KdskillsError
+from kdskills.errors.traces import Trace, in_trace
 from kdskills.evals.results import EvalsRefused
 from kdskills.execution.streams import LogWriter
 from kdskills.jobs import shim
@@ -34,6 +35,7 @@ class EvalsRunner:
     order: AttemptOrder
     settings: Settings
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    began: bool = False
 
     async def main(self) -> Verdict:
         """Run the rows that have not landed, and return the verdict; TERM ends it, with a report on what has."""
@@ -55,9 +57,11 @@ class EvalsRunner:
             require_iteration(order.workspace, task)  # to begin anew would run rows twice
         me = ProcessIdentity.model_validate(shim.identity(os.getpid()))
         facts = AttemptFacts(started_at=started_at, ready_at=started_at, engine=order.executor or "", runner=me)
-        shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
+        self.began = True
+        shim.write_in_room(self.folder / shim.FACTS, facts.model_dump(mode="json"))
         host = Host(self.settings)
-        running = asyncio.create_task(run_order(host.bundles, host.wiring, host.settings, order, task, self._tell))
+        with in_trace(Trace.read(self.order.spec.traceparent)):
+            running = asyncio.create_task(run_order(host.bundles, host.wiring, host.settings, order, task, self._tell))
         cancellation = asyncio.create_task(self.canceled.wait())
         await asyncio.wait({running, cancellation}, return_when=asyncio.FIRST_COMPLETED)
         cancellation.cancel()

@@ -1,7 +1,7 @@
 """The launcher: imports every engine once, then forks a shim per order in milliseconds; the shim forks the runner.
 
 ``python -m kdskills.app.worker.launcher [--reap ENGINE]``. Standard input: one line of settings, then one order a line,
-`{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS}`. It ends with
+`{"start": FOLDER}`; each is answered by one line, `{"shim": PID}`, `{"held": true}` or `{"error": WORDS, "errno": NUMBER}`. It ends with
 its standard input. It has one thread and never runs an engine itself, so a fork of it is a clean beginning.
 
 The runner is one attempt's engine, from the order to the result, in a process of its own below the shim. TERM means cancel:
@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -29,8 +29,8 @@ from kdskills.app.host import Host
 from kdskills.app.logs import be_called
 from kdskills.app.settings import Settings, settings_line
 from kdskills.errors import ExecRefused, KdskillsError
-from kdskills.execution import ExecResult, Executor
-from kdskills.execution.egress import Grants, require_granted
+from kdskills.execution import ExecResult, Executor, SkillMount
+from kdskills.execution.egress import require_granted
 from kdskills.execution.protocol import Handle, Preparable
 from kdskills.execution.run import require_consent
 from kdskills.jobs import shim
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from kdskills.app.worker.evals import EvalsRunner
 
 MODULE: Final = "kdskills.app.worker.launcher"
-_LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",)}
+_LIBRARIES: Final = {"docker": ("docker",), "e2b": ("e2b",), "kubernetes": ("kubernetes",)}
 
 
 def warm_starter(settings: Settings) -> WarmStarter:
@@ -85,7 +85,7 @@ class Launcher:
                 self._load(_engine_of(folder))
                 answer = self._start(folder)
             except (OSError, ValueError, KeyError, ImportError, ExecRefused) as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": f"{type(error).__name__}: {error}", "errno": getattr(error, "errno", None)}
             try:
                 os.write(sys.stdout.fileno(), json.dumps(answer).encode() + b"\n")
             except BrokenPipeError:
@@ -113,7 +113,9 @@ class Launcher:
         if lock is None:
             return {"held": True}
         try:
-            if (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
+            # a late order may be for an attempt that was judged not to have begun: the next one is there then
+            judged = folder.name.isdigit() and folder.with_name(str(int(folder.name) + 1)).exists()
+            if judged or (folder / shim.EXIT).exists() or shim.read_identity(folder) is not None:
                 return {"held": True}
             pid = os.fork()
             if pid == 0:
@@ -142,14 +144,15 @@ class Launcher:
         """Be the runner: run the order in *folder* and write `result.json`; return the process's exit code."""
         be_called(f"runner {folder.parent.name}/{folder.name}")
         logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-        order = AttemptOrder.model_validate((shim.read_json(folder / shim.ORDER) or {})["order"])
+        order = AttemptOrder.from_json(shim.read_json(folder / shim.ORDER) or {})
+        runner = self._runner(folder, order)
         try:
-            verdict = asyncio.run(self._runner(folder, order).main())
-            shim.write_json(folder / shim.RESULT, verdict.model_dump(mode="json"))
+            verdict = asyncio.run(runner.main())
+            shim.write_in_room(folder / shim.RESULT, verdict.model_dump(mode="json"))
         except OSError as error:
             if error.errno not in shim.FULL:
                 raise
-            return shim.DISK_FULL
+            return shim.DISK_FULL if runner.began else shim.NO_ROOM
         return 0
 
     def _runner(self, folder: Path, order: AttemptOrder) -> AttemptRunner | EvalsRunner:
@@ -157,8 +160,7 @@ class Launcher:
             from kdskills.app.worker.evals import EvalsRunner
 
             return EvalsRunner(folder, order, self._settings)
-        engine, settings = self._engines.get(order.spec.placement.engine), self._settings
-        return AttemptRunner(folder, order, engine, settings.network, settings.allow_unisolated)
+        return AttemptRunner(folder, order, self._engines.get(order.spec.placement.engine), self._settings)
 
     def _reap_after(self, folder: Path) -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
@@ -192,14 +194,14 @@ def _own_descriptors(folder: Path, lock: int) -> None:
 
 @dataclass(eq=False)
 class AttemptRunner:
-    """One attempt; `engine` is None when there is none of the name in its order."""
+    """One attempt; `engine` is None when there is none of the name in its order, `began` tells whether the program did."""
 
     folder: Path
     order: AttemptOrder
     engine: Executor | None
-    grants: Grants
-    allow_unisolated: bool
+    settings: Settings
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    began: bool = False
 
     async def main(self) -> Verdict:
         """Run it to its verdict; what cannot be run is a verdict too."""
@@ -208,6 +210,9 @@ class AttemptRunner:
         try:
             return await self._run()
         except KdskillsError as error:
+            full = None if self.began else shim.full_disk_of(error)
+            if full is not None:
+                raise full from error
             return refusal(error)
 
     async def _run(self) -> Verdict:
@@ -215,12 +220,14 @@ class AttemptRunner:
         if engine is None:
             name = order.spec.placement.engine
             raise ExecRefused(f"no engine is named {name!r}", engine=name)
-        require_granted(self.grants, order.spec.placement.skill_name, order.spec.placement.network)
+        require_granted(self.settings.network, order.spec.placement.skill_name, order.spec.placement.network)
         session = None if order.session_dir is None else SessionFolder(order.session_dir)
         with contextlib.nullcontext() if session is None else session.reading() as snapshot:
             request = to_request(order, self.folder, {} if snapshot is None else snapshot.files)
-            require_consent(engine, request, allow_unisolated=self.allow_unisolated)
+            request = replace(request, skills=await self.at_hand(request.skills))
+            require_consent(engine, request, allow_unisolated=self.settings.allow_unisolated)
             handle = await engine.start(request)
+        self.began = True
         started_at = time.time()
         result, instead = await self._over(handle, engine, started_at)
         files = None if session is None else workdir_files(result)
@@ -229,6 +236,28 @@ class AttemptRunner:
             limits = order.spec.placement.limits
             errors = session.commit(snapshot, files, OutputBounds(files=order.session_files, total=limits.work_size))
         return to_verdict(order, self.folder, result, started_at=started_at, session_errors=errors, override=instead)
+
+    async def at_hand(self, mounts: tuple[SkillMount, ...]) -> tuple[SkillMount, ...]:
+        """Return *mounts* with folders of this machine for uploaded skills: a door elsewhere named its own.
+
+        What is not here yet is fetched from the storage the machines share. Raises NotFound, VersionMissing and
+        DatabaseUnavailable.
+        """
+        uploaded, project = self.order.spec.placement.uploaded, self.order.spec.scope.project
+        here = []
+        for mount in mounts:
+            name, root = mount.root.name, mount.root
+            if name in uploaded and not root.is_dir():
+                # The same place below our own state folder; asking the database is for the first run alone.
+                root = self.settings.state_dir.joinpath("projects", *root.parts[-4:])
+                if not root.is_dir():
+                    host = Host(self.settings)
+                    try:
+                        root = await host.projects.folder(project, name, uploaded[name])
+                    finally:
+                        await host.storage.aclose()
+            here.append(replace(mount, root=root))
+        return tuple(here)
 
     async def _over(
         self, handle: Handle, engine: Executor, started_at: float
@@ -259,7 +288,7 @@ class AttemptRunner:
         return await waiting, instead
 
     def _tell(self, facts: AttemptFacts) -> None:
-        shim.write_json(self.folder / shim.FACTS, facts.model_dump(mode="json"))
+        shim.write_in_room(self.folder / shim.FACTS, facts.model_dump(mode="json"))
 
 
 if __name__ == "__main__":

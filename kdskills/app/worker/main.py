@@ -17,12 +17,14 @@ from typing import Final, NoReturn
 
 from kdskills.app.logs import Sparingly, be_called, json_logs
 from kdskills.app.settings import Settings
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.work import spawn
 from kdskills.app.worker.launcher import warm_starter
 from kdskills.errors import KdskillsError
 from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
 from kdskills.jobs.queue import Work
 from kdskills.jobs.runs import AboutWork
+from kdskills.jobs.stream import HostStream
 from kdskills.jobs.worker import Worker
 
 LOG: Final = logging.getLogger("kdskills.jobs")
@@ -69,7 +71,8 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     work = await asyncio.to_thread(Work, settings.work_database, settings.state_dir, settings.jobs, starter=starter)
     store = open_artifacts(settings.artifacts or str(settings.state_dir))
     keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs")
-    worker = Worker(work, keeper, slot=slot, idle_s=idle_s)
+    stream = HostStream(work, store, settings.fleet)
+    worker = Worker(work, keeper, slot=slot, idle_s=idle_s, stream=stream, span=Telemetry().span)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, worker.stop)
     warming = loop.run_in_executor(None, starter.warm)
@@ -89,7 +92,8 @@ def main() -> NoReturn:
     if not line:
         raise SystemExit("the worker ends with 1: whoever started it was gone before its settings came")
     settings = Settings(**json.loads(line))
-    run(settings, slot=slot, idle_s=settings.jobs.idle_s)
+    # one that others ask for its host's files stays when there is no work
+    run(settings, slot=slot, idle_s=settings.jobs.idle_s if settings.fleet.listen is None else None)
 
 
 if __name__ == "__main__":

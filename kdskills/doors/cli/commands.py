@@ -610,3 +610,36 @@ def upgraded(answer: Any) -> None:
     for row in answer.parts:
         rows.add_row(line(row.part), line(row.revision), "upgraded" if row.changed else "nothing to do")
     console().print(rows)
+
+
+@Row(db, "check", "db.check")
+def database_findings(answer: Any) -> None:
+    """Look for what does not fit, and change nothing; exit 0 when all of it fits, 1 when not."""
+    out = console()
+    for row in answer.findings:
+        out.print(f"[red]{line(row.code)}[/] {counted(row.count, 'time')}: {line(row.message)}", soft_wrap=True)
+        for example in row.examples:
+            out.print(f"  {line(example)}", soft_wrap=True)
+        out.print(f"  cure: {line(row.cure)}", soft_wrap=True)
+    colour, words = ("green", "fit one another") if answer.ok else ("red", "do not all fit")
+    out.print(
+        f"[{colour}]{counted(answer.rows, 'row')} at {line(', '.join(answer.revisions))} {words}[/]", soft_wrap=True
+    )
+
+
+@Row(installation_commands, "backup", "backup.create", positional=("path",))
+def backed_up(answer: Any, done: str = "backup") -> None:
+    """Write everything that is kept into one file, while the system runs; exit 1 when something was nowhere to be found."""
+    out = console()
+    for name in answer.missing:
+        out.print(f"[red]missing[/] {line(name)}", soft_wrap=True)
+    parts = [counted(answer.rows, "row"), counted(answer.objects, "object"), counted(answer.versions, "version")]
+    parts += [counted(answer.files, "file"), *([f"{answer.missing_count} missing"] if answer.missing_count else [])]
+    parts += [f"{answer.left_out} left out"] if answer.left_out else []
+    out.print(f"{done} {line(from_here(answer.path))}: {', '.join(parts)}; {answer.size / 1e6:.1f} MB", soft_wrap=True)
+
+
+@Row(installation_commands, "restore", "backup.restore", positional=("path",))
+def put_back(answer: Any) -> None:
+    """Put a backup in place where nothing is, all of it or nothing; with --check read all of it and write nothing."""
+    backed_up(answer, "restored" if answer.restored else "whole")

@@ -7,6 +7,7 @@ parameters when it is called or its own help is asked for; the help of its group
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -92,8 +93,12 @@ def run(ctx: typer.Context, do: Callable[[Ask], Awaitable[T]]) -> T:
             key: str | None = None,
             trust: bool = False,
         ) -> BaseModel:
+            from kdskills.app.logs import number_of  # which the help of commands does not need
+            from kdskills.errors.traces import VARIABLE
+
             context = Context(identity=AT_CLI, emit=emit, idempotency_key=key, trust=trust)
-            return await host.invoke(operation, arguments, context)
+            with host.telemetry.request("cli", number_of(""), os.environ.get(VARIABLE)):
+                return await host.invoke(operation, arguments, context)
 
         try:
             return await do(ask)

@@ -53,7 +53,8 @@ async def follow(ask: Ask, task_id: str, stream: Stream, write: Write, *, until_
         if piece.elsewhere not in {host, None}:
             host = piece.elsewhere
             console(stderr=True).print(
-                f"the log lies on host {line(host)}: its end is told here once the task is over", style="yellow"
+                f"the log lies on host {line(host)}, and {line(piece.elsewhere_reason or '')}: its end is told here once the task is over",
+                style="yellow",
             )
         lost = lost or piece.truncated
         write(base64.b64decode(piece.data))
@@ -425,7 +426,8 @@ def fleet(answer: Any) -> None:
     listing = table("host", "worker", "state", "version", "heartbeat", "lease", "commands", "services", "jobs")
     for host in answer.hosts:
         for worker in host.workers:
-            state = f"{worker.state}, drained" if host.drained_at else worker.state
+            words = (worker.state, "drained" if host.drained_at else "", "disk full" if worker.full_since else "")
+            state = ", ".join(filter(None, words))
             name = f"{line(host.name)} {line(host.host)}"
             lease = "none" if worker.lease_left_s is None else f"{worker.lease_left_s:.0f} s"
             places = [
@@ -444,12 +446,37 @@ def fleet(answer: Any) -> None:
         out.print(f"other projects: {elsewhere} waiting")
 
 
+@Row(installation_commands, "quota", "quota.show", positional=("project",))
+def quota(answer: Any) -> None:
+    """Show what a project may use of background work, and uses."""
+    listing = table("quota", "used", "limit")
+    for row in answer.quotas:
+        used = f"{row.used:g} or more" if row.used == answer.counted_to else f"{row.used:g}"
+        listing.add_row(row.quota, used, "none" if row.limit is None else f"{row.limit:g}")
+    console().print(listing)
+    console().print(f"{line(answer.project)}: days end at {answer.day_ends_at:%Y-%m-%d %H:%M} UTC")
+
+
+@Row(installation_commands, "metrics", "metrics.show")
+def metrics(answer: Any) -> None:
+    """Tell what is measured, as Prometheus reads it: of this process, and of the database as it is now."""
+    sys.stdout.write(answer.text)
+
+
 @Row(installation_commands, "drain", "fleet.drain", positional=("host",))
 def drained(answer: Any) -> None:
     """Let a host take nothing new; what it runs goes on to its end."""
     words = "takes nothing new" if answer.changed else "took nothing new already"
     console().print(
         f"{line(answer.name)} ({line(answer.host)}) {words}; for work again: kdskills undrain {line(answer.host)}"
+    )
+
+
+@Row(installation_commands, "evict", "fleet.evict", positional=("host",))
+def evicted(answer: Any) -> None:
+    """Take a host's work for lost now; what may be repeated goes on elsewhere."""
+    console().print(
+        f"{line(answer.name)} ({line(answer.host)}) had {answer.tasks} tasks and {answer.jobs} jobs in hand"
     )
 
 

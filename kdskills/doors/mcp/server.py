@@ -14,6 +14,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qs
@@ -41,19 +42,23 @@ from kdskills.app.authentication import (
 )
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import PROFILES, Identity, Profile, own_client
-from kdskills.app.logs import number_of
+from kdskills.app.logs import note_request, number_of
 from kdskills.app.operations import Context, Operation
 from kdskills.app.operations.calling import host_words, require_allowed
 from kdskills.app.operations.table import RUNS
 from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.wire import as_text, json_facts, json_text
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
+from kdskills.errors.traces import TRACEPARENT
 
 _LOG = logging.getLogger(__name__)
 
 EXTENSION: Final = "io.modelcontextprotocol/skills"
 PAGE: Final = 100
 MAX_TOLD: Final = 10_000
+MAX_METHOD: Final = 80
+"""Characters of a method's name that the log tells."""
 ENVELOPE: Final[dict[str, Any]] = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
 """Policy is per consumer and may change at any moment: nothing is kept, nothing is shared."""
 
@@ -347,6 +352,7 @@ class Tools:
         try:
             answer = await self._invoke(operation.name, arguments, context)
         except KdskillsError as error:
+            note_request(code=error.code)
             return _result(error.to_json(), failed=True)
         return _result(json.loads(json_text(answer)), failed=False)
 
@@ -433,8 +439,28 @@ def build_server(host: Host, caller_of: WhoAsks, *, session: str | None = None) 
         on_list_tools=tools.list,
         on_call_tool=tools.call,
     )
+    server.middleware.append(partial(_traced, host.telemetry))
     Skills(host.operations, host.publication, host.invoke, caller_of, session).add_to(server)
     return server
+
+
+async def _traced(telemetry: Telemetry, ctx: Ctx, call_next: CallNext) -> HandlerResult:
+    """Serve a request as a step of the trace in its `_meta`, or in the header it came with, and tell it in the answer's."""
+    if ctx.request_id is None:
+        return await call_next(ctx)
+    meta = (ctx.params or {}).get("_meta")
+    traceparent = meta.get(TRACEPARENT) if isinstance(meta, Mapping) else None
+    if traceparent is None and ctx.request is not None:
+        traceparent = ctx.request.headers.get(TRACEPARENT)
+    with telemetry.request("mcp", number_of(str(ctx.request_id)), traceparent) as record:
+        record.facts["method"] = ctx.method[:MAX_METHOD]
+        result = await call_next(ctx)
+    step = {TRACEPARENT: str(record.trace)}
+    if isinstance(result, types.Result):
+        return result.model_copy(update={"meta": {**(result.meta or {}), **step}})
+    if isinstance(result, dict):
+        return {**result, "_meta": {**result.get("_meta", {}), **step}}
+    return result
 
 
 async def serve_stdio(host: Host, identity: Identity) -> None:
@@ -503,6 +529,7 @@ def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
 
 
 async def _refuse(send: Send, error: KdskillsError) -> None:
+    note_request(code=error.code)
     body = json_facts(error.to_json()).encode()
     class_status = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
     status = STATUS.get(error.code, class_status)

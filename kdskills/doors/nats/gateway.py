@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from nats.aio.client import Client
@@ -23,7 +24,7 @@ from nats.micro.request import Request
 from nats.micro.service import Service
 
 from kdskills.app import Host
-from kdskills.app.logs import without_secrets
+from kdskills.app.logs import RequestRecord, note_request, number_of, without_secrets
 from kdskills.app.operations import Context
 from kdskills.app.operations.table import Emit
 from kdskills.app.settings import BusSettings
@@ -44,8 +45,11 @@ from kdskills.doors.nats.messages import (
     parse,
     progress,
     read_command,
+    sent_trace,
+    trace_headers,
 )
 from kdskills.errors import BadRequest, KdskillsError, OperatorMustAct
+from kdskills.errors.traces import current_trace
 
 _LOG = logging.getLogger("kdskills.nats")
 
@@ -164,7 +168,9 @@ class Gateway:
         """
         retries = message.metadata.num_delivered < self._settings.max_deliver
         try:
-            answer = await self._run(address, command)
+            with self._request_of(command.tool_call_id[:64], message.headers) as record:
+                answer = replace(await self._run(address, command), trace=record.trace)
+                note_request(code=answer.error and answer.error.code)
         except NatsError as error:
             _LOG.warning("the bus does not answer: %s", error)
             self._answers.forget()
@@ -176,6 +182,10 @@ class Gateway:
             return None if retries else answer
         passing = answer.error is not None and answer.error.code in PASSING
         return None if passing and retries else answer
+
+    def _request_of(self, number: str, headers: Mapping[str, str] | None) -> AbstractContextManager[RequestRecord]:
+        """Serve a message in the block: as a step of the trace in its headers, and with a line of the log."""
+        return self._host.telemetry.request("nats", number, sent_trace(headers))
 
     async def _run(self, address: CallAddress, command: CallCommand) -> CallAnswer:
         """Run the operation for the caller the subject names, or return the answer its first run had."""
@@ -230,7 +240,7 @@ class Gateway:
                 data = progress(address, call, await queue.get())
                 try:
                     if data is not None:
-                        await self._nc.publish(subject, data)
+                        await self._nc.publish(subject, data, headers=trace_headers(current_trace()))
                 except NatsError as error:
                     _LOG.warning("%s: an event of call %s is left out: %s", address.operation, call, error)
                 finally:
@@ -256,7 +266,7 @@ class Gateway:
     async def _publish(self, address: CallAddress, answer: CallAnswer) -> None:
         """Publish a result; the same result again is one result. Retried while the bus is away."""
         answer, data = answer.within(self._nc.max_payload - HEADER_ROOM)
-        headers = {"Nats-Msg-Id": message_id(address, answer, data)}
+        headers = {"Nats-Msg-Id": message_id(address, answer, data), **trace_headers(answer.trace)}
         while True:
             try:
                 await self._js.publish(address.subject("evt"), data, headers=headers)
@@ -278,9 +288,12 @@ class Gateway:
 
         async def respond(request: Request) -> None:
             async with room:
-                answer = await self._read(request.subject, request.data)
+                with self._request_of(number_of(""), request.headers) as record:
+                    answer = await self._read(request.subject, request.data)
+                    note_request(code=answer.error and answer.error.code)
+                headers = trace_headers(record.trace)
                 try:
-                    await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1])
+                    await request.respond(answer.within(self._nc.max_payload - HEADER_ROOM)[1], headers=headers)
                 except NatsError as error:
                     _LOG.warning("a read is not answered: %s", error)
 
@@ -335,6 +348,12 @@ async def serve(host: Host, url: str) -> None:
         _LOG.warning("the bus: %s", error)
 
     connection = Client()
+
+    async def require_bus() -> None:
+        if not connection.is_connected:
+            raise BusUnavailable("the command bus is not connected")
+
+    host.upkeep.notes["bus"] = require_bus
     try:  # however long it takes, and however often the bus goes away
         await connection.connect(url, name="kdskills", error_cb=troubled, max_reconnect_attempts=-1, connect_timeout=5)
     except (NatsError, OSError, TimeoutError, ValueError) as error:

@@ -37,6 +37,7 @@ from kdskills.app.operations import Operation
 from kdskills.app.settings import BusSettings
 from kdskills.app.wire import json_facts, json_text
 from kdskills.errors import CallerMustAct, CallRefused, Conflict, KdskillsError, OperatorMustAct
+from kdskills.errors.traces import TRACEPARENT, Trace
 
 Kind = Literal["cmd", "req", "evt"]
 
@@ -149,12 +150,13 @@ class CallCommand(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CallAnswer:
-    """What became of a call: an output or an error, and the call it answers."""
+    """What became of a call: an output or an error, the call it answers, and the step of its trace that answered."""
 
     tool_call_id: str
     operation: str
     output: BaseModel | None = None
     error: KdskillsError | None = None
+    trace: Trace | None = None
 
     def to_bytes(self) -> bytes:
         """Return the payload of the result, whatever its size."""
@@ -170,8 +172,19 @@ class CallAnswer:
         data = self.to_bytes()
         if len(data) <= limit:
             return self, data
-        refused = CallAnswer(self.tool_call_id, self.operation, error=ResultTooLarge.of_size(len(data), limit))
+        too_large = ResultTooLarge.of_size(len(data), limit)
+        refused = CallAnswer(self.tool_call_id, self.operation, error=too_large, trace=self.trace)
         return refused, refused.to_bytes()
+
+
+def sent_trace(headers: Mapping[str, str] | None) -> str | None:
+    """Return what the headers of a message say of its trace, whatever that is; the bus does not change the case of a name."""
+    return next((value for name, value in (headers or {}).items() if name.lower() == TRACEPARENT), None)
+
+
+def trace_headers(trace: Trace | None) -> dict[str, str]:
+    """Return the headers that tell of a trace."""
+    return {} if trace is None else {TRACEPARENT: str(trace)}
 
 
 def read_command(address: CallAddress, data: bytes) -> CallCommand:

@@ -25,7 +25,7 @@ from kdskills.app import Host
 from kdskills.app.authentication import RequestLimits, Unauthenticated, address, on_loopback, require_own_origin
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import LOCAL, Identity
-from kdskills.app.logs import REQUEST
+from kdskills.app.logs import REQUEST, note_request
 from kdskills.app.operations import Context
 from kdskills.app.wire import status_of
 from kdskills.doors.ui import access, evals, home, projects, skills, turns, work
@@ -253,6 +253,7 @@ def own_path(text: object) -> str:
 
 def error_page(call: ConsoleCall, error: KdskillsError) -> Response:
     """Answer with what went wrong, who must act, and what to do."""
+    note_request(code=error.code)
     response = call.page("error.html.j2", f"Error: {error.code}", status_of(error), error=error)
     if "hx-request" in call.request.headers:  # a piece was asked for: the page that asked is loaded again, and says it
         response.headers["HX-Refresh"] = "true"

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import entry_points
@@ -31,6 +31,7 @@ from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import be_called, json_logs
 from kdskills.doors.web.entrance import (
+    METRICS,
     RETRY_S,
     Accounted,
     Authenticate,
@@ -41,7 +42,8 @@ from kdskills.doors.web.entrance import (
     response_of,
 )
 from kdskills.doors.web.events import Drain
-from kdskills.doors.web.resources import shape_error, site_routes, skill_routes, tools_router, work_routes
+from kdskills.doors.web.resources import metrics, shape_error, site_routes, skill_routes, tools_router, work_routes
+from kdskills.doors.web.services import MESSAGE, ServiceProxy, service_routes
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 if TYPE_CHECKING:
@@ -175,21 +177,27 @@ def build_app(host: Host, *, open_on_loopback: bool = False, listen: str = "") -
     app.add_middleware(BodyLimit, limit=host.settings.body_limit)
     app.add_middleware(Entrance, authenticate=of_token, limits=limits, open_on_loopback=open_on_loopback)
     app.add_middleware(OwnOrigin, names=names)
-    app.add_middleware(Accounted, drain=app.state.drain, mounted=frozenset(f"/{path}" for path in mounted))
+    prefixes = frozenset(f"/{path}" for path in mounted)
+    app.add_middleware(Accounted, drain=app.state.drain, telemetry=host.telemetry, mounted=prefixes)
     for kind in (KdskillsError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_api_route("/healthz", _healthz, include_in_schema=False)
-    app.add_api_route("/readyz", _readyz, include_in_schema=False)
+    for path, answer in (("/healthz", _healthz), ("/readyz", _readyz), (METRICS, metrics)):
+        app.add_api_route(path, answer, include_in_schema=False)
     for router in (skill_routes, work_routes, tools_router(host.operations.values())):
         app.router.routes.extend(router.routes)  # as routes of its own: a router that is included is walked twice
     app.router.routes.extend(site_routes())
     app.router.routes.insert(0, RoutesByPath(app.router.routes))
     app.openapi = partial(_openapi, app, app.openapi)  # type: ignore[method-assign]  # FastAPI's own way to change it
-    for path, mount in mounted.items():
-        app.router.routes.append(Route(f"/{path}", mount, include_in_schema=False))
-        if path == CONSOLE:  # which has pages below its path
-            app.router.routes.append(Route(f"/{path}/{{page:path}}", mount, include_in_schema=False))
+    app.router.routes.extend(service_routes(ServiceProxy(host, of_token, app.state.drain)))
+    app.router.routes.extend(_mounted_routes(mounted))
     return app
+
+
+def _mounted_routes(mounted: Mapping[str, Mounted]) -> Iterator[Route]:
+    for path, mount in mounted.items():
+        yield Route(f"/{path}", mount, include_in_schema=False)
+        if path == CONSOLE:  # which has pages below its path
+            yield Route(f"/{path}/{{page:path}}", mount, include_in_schema=False)
 
 
 def _openapi(app: FastAPI, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -294,7 +302,9 @@ async def _serve(host: Host, name: str, port: int, nats: Bus | None, *, open_on_
         await _first_token(host.tokens, host.settings.state_dir / FIRST_TOKEN)
     settings = host.settings
     crowd = Crowd(most=settings.connections, header_s=settings.header_timeout_s, body_s=settings.body_timeout_s)
-    config = server_config(app, name, port, crowd, timeout_graceful_shutdown=CUT_OFF_S)
+    config = server_config(
+        app, name, port, crowd, ws="websockets-sansio", ws_max_size=MESSAGE, timeout_graceful_shutdown=CUT_OFF_S
+    )
     server = DrainingServer(config, app.state.drain, settings.drain_s)
     try:
         async with asyncio.TaskGroup() as group:

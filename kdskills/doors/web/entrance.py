@@ -6,9 +6,9 @@ is read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -19,14 +19,17 @@ from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from kdskills.app.authentication import RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
-from kdskills.app.identity import OPEN_SCOPES, Identity
-from kdskills.app.logs import REQUEST, in_request, number_of
+from kdskills.app.identity import LOCAL, OPEN_SCOPES, SCOPES, Identity
+from kdskills.app.logs import REQUEST, note_request, number_of
+from kdskills.app.telemetry import Telemetry
 from kdskills.app.wire import as_text, json_text, status_of
 from kdskills.doors.web.events import Drain
 from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
+from kdskills.errors.traces import TRACEPARENT
 
 MEDIA_TYPE: Final = "application/problem+json"
 
@@ -63,6 +66,7 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
         429: "More than the token allows; see Retry-After.",
         500: "Something broke that nobody foresaw; the log has it under the request's id.",
         501: "An optional part is not installed.",
+        502: "A service, or the host that alone has what was asked for, does not answer.",
         503: "The machine is not set up for it, or the service is being stopped; see Retry-After.",
         507: "There is no room left where the service keeps its files.",
     }.items()
@@ -76,6 +80,7 @@ RETRY_S: Final = 5
 def response_of(error: KdskillsError, request: Request) -> Response:
     """Answer with an error."""
     status = status_of(error)
+    note_request(code=error.code)
     problem = Problem(
         title=HTTPStatus(status).phrase,
         status=status,
@@ -91,6 +96,16 @@ def response_of(error: KdskillsError, request: Request) -> Response:
     return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
 
 
+async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with an error, also where a WebSocket was asked for; one that was accepted already is left as it is."""
+    response = response_of(error, Request({**scope, "type": "http"}))
+    if scope["type"] == "http":
+        await response(scope, receive, send)
+        return
+    with contextlib.suppress(RuntimeError):
+        await WebSocket(scope, receive, send).send_denial_response(response)
+
+
 IDENTITY: Final = "kdskills.identity"
 Authenticate = Callable[[str | None], Awaitable[Identity]]
 """Takes the Authorization header and returns who calls, or raises."""
@@ -101,9 +116,13 @@ class Draining(OperatorMustAct, code="draining"):
     """The service is being stopped and takes no new requests."""
 
 
+METRICS: Final = "/metrics"
+"""Where Prometheus asks."""
+
+
 @dataclass(eq=False)
 class Accounted:
-    """Gives a request its id, counts it while it runs, and logs what came of it, but no query, header or body.
+    """Gives a request its id and its trace, counts it, and logs what came of it, but no query, header or body.
 
     Attributes:
         mounted: Paths of other doors; a GET there is a stream that waits for messages, and nothing waits for it.
@@ -111,7 +130,11 @@ class Accounted:
 
     app: ASGIApp
     drain: Drain
+    telemetry: Telemetry
     mounted: frozenset[str]
+
+    def __post_init__(self) -> None:
+        _ = self.telemetry.scraped  # Prometheus is told from now on
 
     def _is_mounted(self, path: str) -> bool:
         return path in self.mounted or any(path.startswith(f"{top}/") for top in self.mounted)
@@ -121,34 +144,49 @@ class Accounted:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        request_id = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
-        number = number_of(request_id)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        number, path, method = number_of(headers.get("x-request-id", "")), str(scope["path"]), scope["method"]
         scope.setdefault("state", {})[REQUEST] = number
-        path, began, status = str(scope["path"]), time.monotonic(), 0
+        status = received = sent = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            return message
 
         async def marked(message: Message) -> None:
-            nonlocal status
+            nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", number.encode())]}
+                tracking = (b"x-request-id", number.encode()), (b"traceresponse", str(record.trace).encode())
+                message = {**message, "headers": [*message.get("headers", ()), *tracking]}
+            sent += len(message.get("body", b""))
             await send(message)
 
-        with in_request(number):
+        traces = [value.decode("latin-1") for name, value in scope["headers"] if name == TRACEPARENT.encode()]
+        with self.telemetry.request("http", number, traces[0] if len(traces) == 1 else None) as record:
+            record.level = logging.DEBUG if path in HEALTH else logging.INFO
             try:
-                if self.drain.started and path not in HEALTH:
-                    refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
-                    refused.headers["Connection"] = "close"
-                    await refused(scope, receive, marked)
-                elif path in HEALTH or (scope["method"] == "GET" and self._is_mounted(path)):
-                    await self.app(scope, receive, marked)
-                else:
-                    with self.drain.running():
-                        await self.app(scope, receive, marked)
+                await self._pass_on(scope, counted, marked)
             finally:
-                duration_ms = round((time.monotonic() - began) * 1000, 1)
-                facts = {"method": scope["method"], "path": path, "status": status, "ms": duration_ms}
-                level, method = logging.DEBUG if path in HEALTH else logging.INFO, scope["method"]
-                _LOG.log(level, "%s %s %d", method, path, status, extra={"facts": facts})
+                record.words = f"{method} {path} {status}"
+                record.facts |= {"method": method, "path": path, "status": status}
+                if status >= HTTPStatus.BAD_REQUEST:  # of what was answered by others than us
+                    record.facts.setdefault("code", f"http_{status}")
+                self.telemetry.answered(method, status, received, sent)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = str(scope["path"])
+        if self.drain.started and path not in HEALTH:
+            refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
+            refused.headers["Connection"] = "close"
+            await refused(scope, receive, send)
+        elif path in HEALTH or (scope["method"] == "GET" and self._is_mounted(path)):
+            await self.app(scope, receive, send)
+        else:
+            with self.drain.running():
+                await self.app(scope, receive, send)
 
 
 SITE: Final = re.compile(r"(?:/p/[^/]+)?/\.well-known/agent-skills/[^/]+")
@@ -199,12 +237,12 @@ class Entrance:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        path = str(scope["path"]) if scope["type"] == "http" else ""
-        if path == "/openapi.json" or path.startswith("/projects/"):
+        path = str(scope["path"]) if scope["type"] != "lifespan" else ""
+        if path in {"/openapi.json", METRICS} or path.startswith(("/projects/", "/services/")):
             try:
                 scope[IDENTITY] = await self._caller(scope)
             except KdskillsError as error:
-                await response_of(error, Request(scope))(scope, receive, send)
+                await refuse(error, scope, receive, send)
                 return
         elif asks_site(scope):
             address = (scope.get("client") or ("",))[0]
@@ -219,9 +257,11 @@ class Entrance:
         header = dict(scope["headers"]).get(b"authorization")
         text = None if header is None else header.decode("latin-1")
         project = project_of(str(scope["path"]))
-        if text is None and self.open_on_loopback:
-            return Identity(project=project or "local", scopes=OPEN_SCOPES, door="http")
+        if text is None and self.open_on_loopback:  # whoever reads metrics there has no token either
+            scopes = SCOPES if scope["path"] == METRICS else OPEN_SCOPES
+            return Identity(project=project or LOCAL.project, scopes=scopes, door="http")
         identity = await self.authenticate(text)
+        note_request(project=identity.project, agent=identity.agent, token=identity.token)
         if project is not None and identity.project != project:
             raise NotFound(f"there is no project {project!r}")
         self.limits.count(identity)

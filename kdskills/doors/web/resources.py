@@ -47,11 +47,12 @@ from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput
 from kdskills.app.wire import json_text
 from kdskills.app.work import scope_of
 from kdskills.doors.web import events
-from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit, response_of
+from kdskills.doors.web.entrance import IDENTITY, PROBLEMS, Caller, Cursor, Limit, response_of
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.http")
 
+PROMETHEUS: Final = "text/plain; version=0.0.4"
 KEY: Final = "Repeating a call gives its first answer."
 IdempotencyKey = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=200, description=KEY)]
 
@@ -158,6 +159,13 @@ def _add(router: APIRouter, operation: Operation) -> None:
         responses=PROBLEMS,
         tags=[operation.name.partition(".")[0]],
     )
+
+
+async def metrics(request: Request) -> Response:
+    """Answer with what is measured, in the text format of Prometheus."""
+    call = WebCall(request, request.scope[IDENTITY])
+    answer: Any = await call.host.invoke("metrics.show", {}, call.context)
+    return Response(answer.text, media_type=PROMETHEUS)
 
 
 def shape_error(error: RequestValidationError, operation: Operation | None, route: str) -> KdskillsError:
@@ -393,13 +401,7 @@ async def _artifact(call: Call, item: Item) -> Response:
         answer_headers["Content-Length"] = str(end - begin)
         if call.request.method == "HEAD":
             return Response(status_code=status, headers=answer_headers, media_type=record.mime)
-        store = keeper.store
-        whole = status == 200
-        source = (
-            store.read(record.project, record.sha256)
-            if whole
-            else store.pieces(record.project, record.sha256, begin, end)
-        )
+        source = host.work.artifact_bytes(record, begin, end)
         first = await anext(source, b"")  # a file that is missing is told before the answer has begun
     return StreamingResponse(_later(first, source), status, headers=answer_headers, media_type=record.mime)
 

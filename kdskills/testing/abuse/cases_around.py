@@ -21,7 +21,7 @@ AROUND: Final[tuple[Case, ...]] = (
     Case("network_out", "network", "nothing can be reached, not even the host"),
     Case("sockets_of_other_families", "network", "only UNIX, INET and INET6 sockets can be made"),
     Case("unix_sockets", "network", "no socket of the host can be connected to, by path or abstract name"),
-    Case("interfaces", "network", "there is no interface but the loopback, and no route"),
+    Case("interfaces", "network", "there is no interface but the loopback, and no route, that could be used"),
     Case("ipv6_out", "network", "nothing can be reached by IPv6"),
     Case("broadcast", "network", "nobody can be spoken to by broadcast or multicast"),
     Case("ping", "network", "no echo request goes out"),

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import socket
 import sys
 
 import kdskills_runtime
@@ -15,7 +16,9 @@ def listed(path):
 
 
 def routes():
+    """Return the routes a program can use: none where no socket can be made."""
     try:
+        socket.socket().close()
         return pathlib.Path("/proc/net/route").read_text().splitlines()[1:]
     except OSError:
         return []

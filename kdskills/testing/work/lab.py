@@ -18,16 +18,23 @@ from typing import Any
 import sqlalchemy as sa
 
 from kdskills.app.settings import Settings, settings_line
-from kdskills.jobs.attempts import Attempts, attempt_alive
+from kdskills.jobs.attempts import Attempt, Attempts, attempt_alive
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobSpec, Placement, Scope, ServiceSpec, StepSpec, TaskHead, TaskSpec
 from kdskills.jobs.queue import slot_taken
 from kdskills.jobs.records import WorkTables
 from kdskills.jobs.settings import JobsSettings
+from kdskills.jobs.shim import read_identity
 from kdskills.storage.database import Database
 
 MODULE = "kdskills.app.worker.main"
 PATIENCE_S = 120.0
+
+
+def run_from(code: Path | None) -> dict[str, str]:
+    """Return the environment in which `python -m kdskills…` runs the package in the folder *code*; None is the caller's own."""
+    other = {} if code is None else {"PYTHONPATH": str(code), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **other}
 
 
 class Ledger:
@@ -99,6 +106,30 @@ def end_attempts(state_dir: Path) -> None:
             time.sleep(0.02)
 
 
+def kill_attempt(attempt: Attempt) -> None:
+    """Kill everything an attempt runs, its shim first, as a power cut does."""
+    identity = read_identity(attempt.folder)
+    if identity is None:
+        return
+    victims = [int(identity["pid"])]
+    for pid in victims:  # grows while it is gone through
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                victims += [int(word) for word in task.read_text().split()]
+    for pid in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def cut_power(state_dir: Path) -> None:
+    """Kill every program of a state folder whose workers are gone."""
+    attempts = Attempts(state_dir)
+    for task in attempts.tasks():
+        attempt = attempts.latest(task)
+        if attempt is not None and attempt_alive(attempt.folder):
+            kill_attempt(attempt)
+
+
 async def keep_finished(database: Database, task: str, count: int) -> None:
     """Keep *count* more finished tasks that are otherwise as *task*, each of another second before it.
 
@@ -135,6 +166,7 @@ class WorkLab:
         host: Name of the host: a state folder of its own makes a host of its own.
         engine: What runs the programs; with a walled one they cannot write to the ledger.
         engine_settings: Further settings, such as the account of a remote engine.
+        code: A folder whose `kdskills` the workers run instead of this one, as in an upgrade that is not over.
         **jobs: Fields of `JobsSettings`.
     """
 
@@ -146,6 +178,7 @@ class WorkLab:
         host: str = "a",
         engine: str = "subprocess",
         engine_settings: Mapping[str, Any] | None = None,
+        code: Path | None = None,
         **jobs: Any,
     ) -> None:
         given = {"idle_s": 3600.0, "beat_s": 0.5} | jobs
@@ -157,8 +190,10 @@ class WorkLab:
             **(engine_settings or {}),
         )
         self.engine = engine
+        self.code = code
         self.ledger = Ledger(folder / "ledger.txt")
-        self.client = JobsClient(self.settings.work_database, self.settings.state_dir, self.settings.jobs)
+        place = (self.settings.work_database, self.settings.state_dir, self.settings.jobs)
+        self.client = JobsClient(*place, fleet=self.settings.fleet)
         self.scope = Scope()
         self.workers: dict[int, subprocess.Popen[bytes]] = {}
         self.log = folder / f"worker-{host}.log"
@@ -175,7 +210,7 @@ class WorkLab:
         command = [sys.executable, "-m", MODULE, "--slot", str(slot)]
         told = settings_line(self.settings) + b"\n"
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=run_from(self.code))
         assert process.stdin is not None
         process.stdin.write(told)
         process.stdin.close()

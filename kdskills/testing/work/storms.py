@@ -7,9 +7,12 @@ import contextlib
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import sqlalchemy as sa
 
 from kdskills.errors import OperatorMustAct
 from kdskills.jobs.model import JobHead, OnPort, Placement, ServiceSpec, TaskHead
@@ -168,6 +171,47 @@ async def outage_storm(
     report = Report(tasks)
     await _settle(lab, ids, report, deadline_s)
     _count(lab, names, report)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+def failover_url(database: str, *clusters: Cluster) -> str:
+    """Return the URL of *database* at whichever of *clusters* takes writes."""
+    hosts = "&".join(f"host=127.0.0.1:{cluster.port}" for cluster in clusters)
+    return f"postgresql://kd@/{database}?{hosts}&target_session_attrs=read-write&connect_timeout=3"
+
+
+async def failover_storm(
+    lab: WorkLab, cluster: Cluster, standby: Cluster, *, tasks: int, deadline_s: float = 300.0
+) -> Report:
+    """Run *tasks* commands while *cluster* crashes and *standby* takes over, in the middle of a transaction.
+
+    The transaction submits one more task: it must come to nothing, and may be asked for again by its key.
+    """
+    began, chance = time.monotonic(), random.Random(7)  # noqa: S311
+    names = [f"t{index}" for index in range(tasks)]
+    lab.start()
+    ids = await _submit(lab, names, chance, seconds=0.3)
+    await lab.until(lambda: len(lab.ledger.lines()) > 2)
+    begun, over = threading.Event(), threading.Event()
+
+    def stay(_link: sa.Connection, _item: str) -> None:
+        begun.set()
+        over.wait(deadline_s)
+
+    spec = lab.task(lab.ledger.script("midway"))
+    midway = asyncio.ensure_future(lab.client.submit(spec, key="midway", hook=stay))
+    await asyncio.to_thread(begun.wait, deadline_s)
+    await asyncio.to_thread(cluster.stop, "immediate")
+    await asyncio.to_thread(standby.promote)
+    over.set()
+    report = Report(tasks + 1)
+    (refused,) = await asyncio.gather(midway, return_exceptions=True)
+    if not isinstance(refused, OperatorMustAct):
+        report.failed["midway"] = "its transaction was cut off, and nobody was told"
+    again = await lab.client.submit(spec, key="midway")
+    await _settle(lab, [*ids, again.id], report, deadline_s)
+    _count(lab, [*names, "midway"], report)
     report.seconds = time.monotonic() - began
     return report
 

@@ -23,7 +23,23 @@ from obstore.store import S3Store
 
 from kdskills.app import Host, Settings
 from kdskills.errors import NotFound
-from kdskills.jobs.artifacts import ArtifactCorrupt, ArtifactStore, ArtifactStoreUnavailable, blob_key, open_artifacts
+from kdskills.execution.request import Artifact
+from kdskills.jobs.artifacts import (
+    ArtifactCorrupt,
+    ArtifactKeeper,
+    ArtifactStore,
+    ArtifactStoreUnavailable,
+    blob_key,
+    open_artifacts,
+)
+from kdskills.jobs.attempts import OutputBounds
+from kdskills.jobs.exchange import SessionFolder, WorkdirFiles
+from kdskills.jobs.model import Command, Placement, Scope, TaskHead, TaskSpec
+from kdskills.jobs.queue import Work
+from kdskills.jobs.records import WorkTables
+from kdskills.jobs.session_folders import SessionFolderCorrupt, SessionFolders
+from kdskills.jobs.settings import JobsSettings
+from kdskills.storage.database import Database, utc_now
 
 BIN = Path(sys.executable).parent
 BUCKET = "kept"
@@ -264,6 +280,46 @@ async def test_every_use_of_a_missing_bucket_is_the_operators(
         assert "bucket" in caught.value.message
     await there.aclose()
     await gone.aclose()
+
+
+async def test_folders_of_sessions_live_in_the_store(url: str, tmp_path: Path) -> None:
+    """What one host saved another brings; objects nobody needs go, and one that is gone is told of."""
+    spec = TaskSpec(
+        scope=Scope(project="a/b ä"), session_id="s", command=Command(argv=("true",)),
+        placement=Placement(engine="bubblewrap", skill_name="x", version_hash="0"),
+    )  # fmt: skip
+    key = spec.scope.session_key("s")
+    head = TaskHead(id="task_1", spec=spec, status="running", mode="batch", session_key=key, created_at=utc_now())
+    store, database = open_artifacts(url), f"sqlite:///{tmp_path / 'work.db'}"
+    keeper = ArtifactKeeper(store, Database(database), WorkTables(), tmp_path / "cache")
+    works = [Work(database, tmp_path / name, JobsSettings(session_folders="store")) for name in ("one", "two")]
+    one, two = (SessionFolders(work, keeper) for work in works)
+    here, there = (SessionFolder(work.attempts.session_dir(key)) for work in works)
+
+    async def leave_and_save(data: bytes) -> list[str]:
+        left = Artifact("f", len(data), hashlib.sha256(data).hexdigest(), 0o600, data)
+        with here.reading() as base:
+            pass
+        here.commit(base, WorkdirFiles(files=[left], complete=True), OutputBounds())
+        async with one.saving(head) as save:
+            works[0].database.change(save.settle)
+            await save.tidy()
+        assert save.errors == []
+        return await store.blobs.keys(f"session-folders/a~2Fb~20~C3~A4/{key}")
+
+    for data in (b"first", os.urandom(9 * 1024 * 1024)):
+        stored = await leave_and_save(data)
+        assert len(stored) == 2
+        await two.bring(head)
+        with there.reading() as version:
+            assert {path: file.read_bytes() for path, (file, _) in version.files.items()} == {"f": data}
+    stored = await leave_and_save(b"third")
+    await store.blobs.delete(next(name for name in stored if not name.endswith(".json")))
+    with pytest.raises(SessionFolderCorrupt):
+        await two.bring(head)
+    for work in works:
+        work.close()
+    await store.aclose()
 
 
 async def test_readiness_names_the_store(open_s3: str, tmp_path: Path) -> None:

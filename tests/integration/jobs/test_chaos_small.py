@@ -5,10 +5,15 @@ import asyncio
 import pytest
 
 from kdskills.testing.work import (
+    failover_storm,
+    failover_url,
+    fleet,
+    fleet_storm,
     job_storm,
     kill_storm,
     labs,
     outage_storm,
+    private_cluster,
     service_storm,
     sessions_storm,
     two_host_storm,
@@ -71,6 +76,18 @@ async def test_a_server_that_goes_away(cluster, mode, away_s):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.needs("postgres")
+async def test_a_server_that_fails_over():
+    """A standby takes over from a server that crashed in the middle of a transaction: nothing lost, half-written or twice."""
+    with private_cluster() as cluster:
+        cluster.create("failover")
+        with cluster.standby() as standby:
+            async with labs("a", url=failover_url("failover", cluster, standby)) as (lab,):
+                report = await failover_storm(lab, cluster, standby, tasks=12, deadline_s=200)
+                assert report.clean, (report, lab.said())
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.needs("bubblewrap")
 @both
 async def test_a_service_outlives_its_workers(database):
@@ -90,3 +107,14 @@ async def test_a_service_outlives_its_workers(database):
         report = await service_storm(lab, kills=2, ask=ask)
         assert report.clean, (report, lab.said())
         assert report.submitted > 2
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.needs("postgres")
+async def test_a_fleet_under_storm(cluster):
+    """Hosts that are killed, cut off or full: no task lost or begun more often than it allows, and every one is counted."""
+    async with fleet(cluster.create("fleet"), 3, lease_s=2.0, beat_s=0.5) as (door, members):
+        report = await fleet_storm(door, members, seconds=8.0, rate=4.0, pause_s=(0.2, 1.0), deadline_s=200)
+        assert report.clean, (report, *(member.lab.said() for member in members))
+    assert report.begun - report.again >= report.submitted - report.told_lost
+    assert report.deeds.keys() >= {"worker", "launcher", "host", "partition"}

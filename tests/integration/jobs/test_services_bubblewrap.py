@@ -149,8 +149,8 @@ async def test_next_attempt_gets_the_host_port_of_the_one_before(lab):
     asked = lab.order(["python3", "-c", ECHO], service=service).model_copy(update={"host_ports": wanted})
     first = await lab.attempts.start(asked)
     port = (await first.until_running()).endpoints[0].host_port
-    order = first.order.model_copy(update={"attempt": 2, "host_ports": {7000: port}})
-    beside = await lab.attempts.start(order.model_copy(update={"attempt": 3}))
+    order = first.order.model_copy(update={"attempt": 3, "host_ports": {7000: port}})
+    beside = await lab.attempts.start(order.model_copy(update={"attempt": 2}))
     assert (await beside.until_running()).endpoints[0].host_port != port
     first.cancel()
     await first.wait()

@@ -1,7 +1,6 @@
 """A worker on SQLite: what it does with tasks, jobs and sessions, and what becomes of them when it dies."""
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -17,8 +16,7 @@ from kdskills.jobs.attempts import Attempts
 from kdskills.jobs.client import JobsClient, new_id
 from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
 from kdskills.jobs.queue import slot_file, slot_taken
-from kdskills.jobs.shim import read_identity
-from kdskills.testing.work import WorkLab
+from kdskills.testing.work import WorkLab, kill_attempt
 
 pytestmark = [pytest.mark.xdist_group("work"), pytest.mark.timeout(300)]
 
@@ -62,6 +60,14 @@ async def job_done(lab, spec):
     over = await lab.client.wait(JobHead, lab.scope, head.id, 120)
     assert over.terminal, lab.said()
     return over
+
+
+async def test_what_printed_nothing_leaves_no_folder(lab):
+    """The folder of a task without output is gone once it is over, and its log is empty all the same; others keep theirs."""
+    quiet, loud = await done(lab, lab.task("true")), await done(lab, lab.task("echo hi"))
+    await lab.until(lambda: [path.name for path in (lab.settings.state_dir / "runs").iterdir()] == [loud.id])
+    pieces = [(await lab.client.piece(head, "stdout", 0, 100)).log for head in (quiet, loud)]
+    assert [(piece.data, piece.total, piece.truncated) for piece in pieces] == [(b"", 0, False), (b"hi\n", 3, False)]
 
 
 def step(name, script, *needs, **more):
@@ -282,7 +288,7 @@ async def test_a_killed_shim_is_lost(lab, again):
     """An attempt that died without a verdict is `lost`, or is run again where the caller allows it."""
     head = await lab.client.submit(lab.task(lab.ledger.held("x"), retry_on_lost=again))
     await lab.running(head.id)
-    kill_attempt(await lab.client.work(), head.id)
+    kill_attempt((await lab.client.work()).attempts.latest(head.id))
     lab.ledger.let_go()
     over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.error_code, over.attempt) == (("succeeded", None, 2) if again else ("failed", "lost", 1))
@@ -297,7 +303,7 @@ async def test_after_a_reboot(lab):
     lab.kill()
     work = await lab.client.work()
     for item in work.attempts.tasks():
-        kill_attempt(work, item)
+        kill_attempt(work.attempts.latest(item))
     lab.start()
     over = await lab.client.wait(TaskHead, lab.scope, head.id, 120)
     assert (over.status, over.error_code) == ("failed", "lost")
@@ -392,22 +398,6 @@ async def until_step_runs(lab, job):
             return
         await asyncio.sleep(0.02)
     raise AssertionError(lab.said())
-
-
-def kill_attempt(work, item):
-    """Kill everything of a task's attempt, as a power cut does."""
-    attempt = work.attempts.latest(item)
-    shim = int(read_identity(attempt.folder)["pid"])
-    victims, open_ = [shim], [shim]
-    while open_:
-        pid = open_.pop()
-        for task in Path(f"/proc/{pid}/task").glob("*/children"):
-            below = [int(word) for word in task.read_text().split()]
-            victims += below
-            open_ += below
-    for pid in victims:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
 
 
 def nap():

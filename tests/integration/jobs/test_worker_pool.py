@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.app import Host
+from kdskills.errors import Conflict
 from kdskills.jobs.model import Command, JobHead, StepSpec, TaskHead
 from kdskills.jobs.queue import Roster
 from kdskills.testing.work import WorkLab
@@ -40,6 +42,25 @@ async def alive(lab):
     await lab.until(lambda: work.database.ask(lambda link: work.host in {row.host for row in roster.live(link)}))
 
 
+async def test_a_host_without_room_says_so_and_takes_nothing(hosts):
+    """What waits runs where there is room; the roster tells since when the other host's disk has been full."""
+    (full,), (roomy,) = hosts("a", room_bytes=2**60), hosts("b")
+    full.start()
+    await alive(full)
+    work = await full.client.work()
+
+    def full_hosts(link):
+        return {row.host for row in Roster(work).live(link) if row.full_since is not None}
+
+    await full.until(lambda: work.database.ask(full_hosts) == {work.host})
+    heads = [await full.client.submit(full.task("true")) for _ in range(5)]
+    roomy.start()
+    ended = [await full.client.wait(TaskHead, full.scope, head.id, 60) for head in heads]
+    there = (await roomy.client.work()).host
+    assert {(head.status, head.host) for head in ended} == {("succeeded", there)}
+    assert work.database.ask(full_hosts) == {work.host}
+
+
 async def test_a_dead_host_is_taken_over(hosts):
     """Its lease over, another host runs the task anew; the first program ended before the second began."""
     one, two = hosts("a", "b", lease_s=3.0)
@@ -58,6 +79,32 @@ async def test_a_dead_host_is_taken_over(hosts):
     assert set(order[switch:]) == {order[switch]}
     assert await two.client.cancel(TaskHead, two.scope, head.id)
     assert (await two.client.wait(TaskHead, two.scope, head.id, 60)).status == "canceled"
+
+
+async def test_an_evicted_host_is_taken_over_at_once(hosts):
+    """Not while its lease holds, but when that is said to be meant; what it says of the work afterwards is refused."""
+    one, two = hosts("a", "b", lease_s=300.0)
+    one.start()
+    head = await one.client.submit(one.task(one.ledger.held("x"), retry_on_lost=True))
+    first = await one.running(head.id)
+    two.start()
+    await alive(two)
+    door = Host(two.settings, entry_points=False)
+    with pytest.raises(Conflict) as refused:
+        await door.call("fleet.evict", host=first.host)
+    assert refused.value.code == "host_alive"
+    told = await door.call("fleet.evict", host=first.host, force=True)
+    assert (told.tasks, told.jobs) == (1, 0)
+    work = await two.client.work()
+    late = ("task", head.id, "succeeded", first.executor)
+    assert not await work.database.write(lambda link: work.records.move(link, *late))
+    await two.until(lambda: two.ledger.begun()["x"] == 2)
+    two.ledger.let_go()
+    over = await two.client.wait(TaskHead, two.scope, head.id, 60)
+    assert (over.status, over.attempt, two.ledger.begun()) == ("succeeded", 2, {"x": 2}), one.said()
+    await alive(one)
+    await door.work.aclose()
+    await door.storage.aclose()
 
 
 async def test_at_most_once_is_not_taken_over(hosts):

@@ -71,7 +71,7 @@ async def test_a_cancellation_that_the_client_loses(gateway, monkeypatch):
 
 
 async def test_a_bus_that_comes_later(bus, bus_settings, waiting, caplog):
-    """A gateway that is started before its bus says so in the log, and serves as soon as there is one."""
+    """A gateway that is started before its bus says so in the log and to `/readyz`, and serves as soon as there is one."""
     until, served = waiting
     bus.stop()
     host = Host(bus_settings(), entry_points=False)
@@ -82,10 +82,12 @@ async def test_a_bus_that_comes_later(bus, bus_settings, waiting, caplog):
             task = asyncio.create_task(serve(host, bus.url))
             stack.push_async_callback(ended, task)
             await until(lambda: "the bus: " in caplog.text)
+            assert (await host.ready()).notices["bus"] == "bus_unavailable"
         bus.start()
         connection = await nats.connect(bus.url)
         stack.push_async_callback(connection.close)
         await served(SimpleNamespace(js=connection.jetstream()))
+        assert (await host.ready()).notices["bus"] == "ok"
 
 
 async def ended(task):

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kdskills.app import Host, Settings
 from kdskills.app.tokens import TOKENS
+from kdskills.app.worker.launcher import AttemptRunner
 from kdskills.errors import NotFound
+from kdskills.execution import SkillMount
+from kdskills.jobs.attempts import AttemptOrder
+from kdskills.jobs.model import Command, Placement, Scope, TaskSpec
 from kdskills.projects.records import METADATA
+from kdskills.projects.service import VersionMissing
 from kdskills.skills.archives import read_tree, unpack_skill, version_of
 from kdskills.turn import Granted
 from tests.project_rows import audit, pin
@@ -163,3 +170,31 @@ async def test_kill_anywhere(hosts, archive, settings, tmp_path) -> None:
         await host.projects.unpin("acme", "check")
     for place in places:
         assert (await host.projects.upload("acme", place, who="ann")).active
+
+
+async def test_a_worker_fetches_what_a_door_elsewhere_took_in(settings, archive, tmp_path) -> None:
+    """An uploaded skill runs on a machine that has none of its files: they are fetched once, and only the version asked for."""
+    store = str(tmp_path / "store")
+    url = settings.work_database
+    door = Host(
+        Settings(state_dir=tmp_path / "door", database_url=url, artifacts=store, bundle=None), entry_points=False
+    )
+    worker = Settings(state_dir=tmp_path / "worker", database_url=url, artifacts=store, bundle=None)
+    version = (await door.projects.upload("acme", archive("One."), who="ann")).version
+    folder = await door.projects.folder("acme", "brief", version)
+    await door.projects.upload("acme", archive("Two."), who="ann")
+    await door.storage.aclose()
+    shutil.rmtree(tmp_path / "door" / "projects")
+    placement = Placement(engine="none", skill_name="public.brief", version_hash=version, uploaded={"brief": version})
+    spec = TaskSpec(scope=Scope(project="acme"), session_id=None, command=Command(argv=("true",)), placement=placement)
+    runner = AttemptRunner(tmp_path, AttemptOrder(task_id="task_1", attempt=1, spec=spec), None, worker)
+    mounts = (SkillMount("public.brief", folder, "sha256:" + "0" * 64), SkillMount("public.own", tmp_path, "sha256:1"))
+    brief, own = await runner.at_hand(mounts)
+    assert brief.root.is_relative_to(tmp_path / "worker")
+    assert (brief.root / "SKILL.md").read_text().endswith("One.\n")
+    assert (brief.tree, own) == (mounts[0].tree, mounts[1])
+    shutil.rmtree(store)
+    assert await runner.at_hand(mounts) == (brief, own)
+    shutil.rmtree(tmp_path / "worker" / "projects")
+    with pytest.raises(VersionMissing):
+        await runner.at_hand(mounts)

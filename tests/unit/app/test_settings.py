@@ -178,3 +178,11 @@ def test_variables_place_the_state_of_an_account_without_a_home(nobody):
     assert Settings().state_dir == Path("/nonexistent/.local/state/kdskills")
     nobody.setenv("KDSKILLS_STATE_DIR", "/srv/other")
     assert Settings().state_dir == Path("/srv/other")
+
+
+def test_sessions_are_saved_only_where_all_hosts_look() -> None:
+    """Without a named store each host would save sessions for itself: that is refused, and says what must be set."""
+    with pytest.raises(SettingsInvalid) as refused:
+        Settings.load(jobs={"session_folders": "store"})
+    assert "artifacts must name a store" in refused.value.message
+    assert Settings(jobs={"session_folders": "store"}, artifacts="s3://bucket/x").jobs.session_folders == "store"

@@ -263,3 +263,11 @@ def test_a_sound_environment_passes():
     """Shapes alone are decided here; the folder is looked at by the engine."""
     for digest in ("0123456789abcdef", "f" * 64):
         assert check_request(ExecRequest(argv=("a",), environment=EnvironmentMount(digest, Path("/nowhere/e-1_2.x"))))
+
+
+def test_a_trace_costs_no_room():
+    """A caller may give as many variables as before: what its program is told of its trace is beside them; no other text is."""
+    full = {f"V{number}": "x" for number in range(256)}
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    assert len(check_request(ExecRequest(argv=("true",), env=full | {"TRACEPARENT": trace})).env) == 257
+    assert refusal(env=full | {"TRACEPARENT": "x"}) == ["the environment has more than 256 variables or 262144 bytes"]

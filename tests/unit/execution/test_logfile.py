@@ -1,9 +1,13 @@
 """Logs of long runs: exact by offset, bounded on disk, whatever comes."""
 
+import errno
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kdskills.execution import streams
 from kdskills.execution.request import ExecRequest, LogFiles, Stream
 from kdskills.execution.streams import BLOCK, LogPiece, LogWriter, TailBuffer, first_kept, output_buffers, read_log
 
@@ -102,3 +106,25 @@ def test_a_live_view_catches_up_with_the_finished_stream(tmp_path):
     out.catch_up(Stream(b"cdef", 6, truncated=True))
     out.catch_up(Stream(b"cdef", 6, truncated=True))
     assert read_log(tmp_path / "o", 0, 99, BLOCK).data == b"abcdef"
+
+
+def test_a_program_that_prints_waits_for_room_on_a_full_disk(tmp_path, monkeypatch):
+    """Nothing of what it printed is lost; when no room comes, the disk's own error is told."""
+    path, write, refusals = tmp_path / "out", os.write, [errno.ENOSPC, errno.EDQUOT]
+
+    def full(fd, data):
+        if refusals:
+            raise OSError(refusals.pop(0), "no room")
+        return write(fd, data[:3])
+
+    monkeypatch.setattr(os, "write", full)
+    LogWriter(path, BLOCK).write(b"0123456789")
+    assert path.read_bytes() == b"0123456789"
+    monkeypatch.setattr(streams, "ROOM_S", 0.1)
+    refusals.extend([errno.ENOSPC] * 100)
+    with pytest.raises(OSError, match="no room"):
+        LogWriter(path, BLOCK).write(b"more")
+    refusals[:] = [errno.EIO]
+    with pytest.raises(OSError, match="no room") as broken:
+        LogWriter(path, BLOCK).write(b"more")
+    assert (broken.value.errno, refusals) == (errno.EIO, [])

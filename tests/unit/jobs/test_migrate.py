@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from kdskills.jobs.records import WorkTables
-from kdskills.storage.database import HEADS, VERSIONS, Database, current_revisions, upgrade
+from kdskills.storage.database import HEADS, VERSIONS, Database, DatabaseUnavailable, current_revisions, upgrade
 
 
 @pytest.fixture
@@ -38,6 +38,16 @@ def test_an_upgrade_is_done_once(empty):
     assert upgrade(empty, "work")
     assert not upgrade(empty, "work")
     assert HEADS["work"] in empty.ask(current_revisions)
+
+
+def test_tables_of_a_newer_version_are_left_alone(empty):
+    """An older version that is started again says so, and changes nothing."""
+    upgrade(empty, "work")
+    empty.change(lambda link: link.exec_driver_sql(f"UPDATE {VERSIONS} SET version_num = 'work_9999'"))
+    with pytest.raises(DatabaseUnavailable, match="work_9999") as refused:
+        upgrade(empty, "work")
+    assert refused.value.code == "database_newer"
+    assert empty.ask(current_revisions) == {"work_9999"}
 
 
 def test_parts_do_not_wait_for_one_another(empty):

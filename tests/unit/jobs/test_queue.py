@@ -1,13 +1,16 @@
 """The queue: whose turn it is in a session, who may take what, and what becomes of the work of those who are gone."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 
+import kdskills.jobs.queue as queue_module
 from kdskills.app.upkeep import NoWorker, Upkeep
-from kdskills.jobs.model import Scope, TaskHead
+from kdskills.jobs.model import JobHead, Scope, TaskHead
 from kdskills.jobs.queue import Capacity, Fleet, Work, WorkQueue, hold_slot
-from kdskills.jobs.records import new_row
+from kdskills.jobs.records import head_of, new_row
 from kdskills.storage.database import micros, utc_now
 
 ROOM = Capacity(batch=100, service=100, job=100)
@@ -24,7 +27,9 @@ class Line:
     def queue(self, *, pooled=False, limit=None):
         """Return the queue of this host."""
         work = self.work
-        return WorkQueue(work.records, work.roster, work.host, pooled=pooled, global_concurrency=limit)
+        return WorkQueue(
+            work.records, work.roster, work.host, pooled=pooled, global_concurrency=limit, quotas=work.quotas
+        )
 
     def change(self, change):
         """Change something."""
@@ -387,3 +392,95 @@ def test_a_drained_host_does_not_drain_others(line):
     line.change(lambda link: Fleet(line.work).drain(link, "far", "ann"))
     line.task("mine")
     assert line.claim() == ["mine"]
+
+
+def of_a_later_version(line, item, kind="task"):
+    """Give the specification of *item* a field that this version does not know."""
+    table = line.work.records.table(kind)
+    text = sa.func.replace(table.c.spec, '{"scope":', '{"of_a_later_version":true,"scope":')
+    line.change(lambda link: link.execute(table.update().where(table.c.id == item).values(spec=text)))
+
+
+def test_what_a_later_version_understands_is_left_to_it(line):
+    """It stays as it was, its session is not bound here, what came behind others is claimed, and it is asked for once."""
+    for number in range(3):
+        line.task(f"later-{number}", session=f"s{number}")
+        of_a_later_version(line, f"later-{number}")
+    line.task("mine")
+    line.job("job", session="j")
+    of_a_later_version(line, "job", "job")
+    queue, table = line.queue(), line.work.tables.tasks
+    few = Capacity(batch=2, service=0, job=1)
+
+    taken = []
+
+    def claim(link):
+        return [head.id for head in queue.claim(link, "me", few, taken).tasks]
+
+    for _ in range(3):
+        taken += line.change(claim)
+    assert taken == ["mine"]
+    assert not line.work.database.ask(lambda link: queue.candidates(link, "me", ROOM, ("mine",)))
+    rows = line.work.database.ask(lambda link: link.execute(table.select().where(table.c.id != "mine")).all())
+    assert {(row.status, row.attempt, row.executor, row.host) for row in rows} == {("queued", 0, None, None)}
+    jobs = line.work.tables.jobs
+    assert line.work.database.ask(lambda link: link.execute(sa.select(jobs.c.status, jobs.c.executor)).all()) == [
+        ("queued", None)
+    ]
+    assert not line.work.database.ask(lambda link: link.execute(line.work.tables.sessions.select()).all())
+
+
+def test_orphans_of_a_later_version_stay_orphans(line):
+    """A program that a later version began here goes on, for a worker of that version to adopt."""
+    line.task("later", status="running", executor="dead", host=line.work.host, attempt=1)
+    of_a_later_version(line, "later")
+    line.task("mine", status="running", executor="dead", host=line.work.host, attempt=1)
+    assert line.claim() == ["mine"]
+    table = line.work.tables.tasks
+    row = line.work.database.ask(lambda link: link.execute(table.select().where(table.c.id == "later")).one())
+    assert (row.status, row.attempt, row.executor, row.host) == ("running", 1, None, line.work.host)
+    line.task("gone", status="running", executor="dead", host="elsewhere", home=None, attempt=1, again=True)
+    of_a_later_version(line, "gone")
+    assert line.claim(in_hand=("mine",), pooled=True) == []
+
+
+def test_what_is_remembered_of_later_versions_is_bounded(line, monkeypatch):
+    """However much of it waits, a worker's question stays short, and it asks no more often than otherwise."""
+    monkeypatch.setattr(queue_module, "MAX_LEFT", 3)
+    for number in range(8):
+        line.task(f"later-{number}")
+        of_a_later_version(line, f"later-{number}")
+    queue = line.queue()
+    for number in range(10):
+        claim = line.change(lambda link: queue.claim(link, "me", Capacity(1, 0, 0), ()))
+        assert (claim.tasks, len(queue.unreadable) <= 3) == ((), True)
+        assert claim.may_continue == (number < 3)  # else a worker would ask without a pause
+
+
+def test_a_job_whose_steps_a_later_version_wrote_is_left_to_it(line):
+    """Its own specification may be one that this version understands."""
+    line.job("job", session="j", status="running", executor="dead", host=line.work.host)
+    line.task("step", job_id="job", step=0)
+    of_a_later_version(line, "step")
+    assert line.claim() == []
+    table = line.work.tables.jobs
+    assert line.work.database.ask(lambda link: link.execute(sa.select(table.c.status)).scalars().all()) == ["running"]
+
+
+STORED_FIELDS = {
+    "task": {"scope", "session_id", "command", "placement", "mode", "on_busy", "retry_on_lost", "service"},
+    "job": {"scope", "session_id", "steps", "placement", "max_concurrency", "max_wall_time_s", "on_busy"},
+}
+
+
+@pytest.mark.parametrize("kind", STORED_FIELDS)
+def test_rows_have_the_fields_that_earlier_versions_read(make, kind):
+    """Workers of the version before refuse a specification with a field they do not know, and then run nothing of it.
+
+    A new field has a column of its own, or is left out of the text while it says nothing.
+    """
+    spec = make.task("s") if kind == "task" else make.job("a")
+    traced = spec.model_copy(update={"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"})
+    row = new_row("x", traced, "key", body_hash="", home=None)
+    assert set(json.loads(row["spec"])) == STORED_FIELDS[kind]
+    assert head_of(TaskHead if kind == "task" else JobHead, row).spec == traced

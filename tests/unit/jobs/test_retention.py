@@ -5,10 +5,13 @@ import time
 
 import pytest
 
+from kdskills.errors import NotFound
 from kdskills.jobs import shim
-from kdskills.jobs.model import JobHead, TaskHead, step_task_id
+from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
+from kdskills.jobs.attempts import OutFile
+from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
-from kdskills.jobs.records import new_row
+from kdskills.jobs.records import new_row, project_bytes
 from kdskills.jobs.worker import Retention
 from kdskills.storage.database import micros, utc_now
 
@@ -182,3 +185,74 @@ async def test_the_journal_is_given_back(client, make, work, artifacts):
     assert log.stat().st_size > 0
     await Retention(work, artifacts).round()
     assert log.stat().st_size == 0
+
+
+async def test_a_project_keeps_so_many_bytes(client, make, open_place):
+    """What ended first goes until the sum fits, to the byte: contents count once, jobs go whole, what runs stays."""
+    work = open_place(retention_batch=2, log_bytes=2**20, keep_s=30 * 86_400.0)
+    keeper = ArtifactKeeper(open_artifacts(str(work.state_dir)), work.database, work.tables, work.state_dir / "inputs")
+
+    async def over(days, printed=0, content=b"", status="succeeded", project="local", job=None):
+        head = await client.submit(make.task(scope=make.scope.model_copy(update={"project": project})))
+        age(work, head.id, days, status=status)
+        values, table = {"stdout_total": printed, "job_id": job}, work.tables.tasks
+        work.database.change(lambda link: link.execute(table.update().where(table.c.id == head.id).values(values)))
+        if content:
+            (work.state_dir / "out").write_bytes(content)
+            await keeper.keep(head, [OutFile(path="out", file="out", size=1, sha256="", mode=0o600)], work.state_dir)
+        return head.id
+
+    def used():
+        return work.database.ask(lambda link: project_bytes(link, work.tables, 2**20))[
+            make.scope.tenant, make.scope.project
+        ]
+
+    async def ids():
+        return {head.id for kind in (TaskHead, JobHead) for head in await client.heads(kind, make.scope)}
+
+    runs = await over(9, printed=1000, status="running")
+    first = await over(8, printed=3 * 2**20, content=b"own" * 100)  # of which one MiB is kept
+    second = await over(7, printed=400, content=b"shared" * 50)
+    job = (await client.submit(make.job("one"))).id
+    age(work, job, 5, kind="job", status="failed")
+    step = await over(7.5, printed=100, job=job)
+    last = await over(4, printed=50, content=b"shared" * 50)
+    total = 1000 + (2**20 + 300) + 400 + 300 + 100 + 50
+    assert used() == total
+    steps = (
+        (total, set()),
+        (total - 1, {first}),
+        (total - 2**20 - 300, set()),  # what is left has so many, to the byte
+        (1000 + 100 + 50 + 300, {second}),  # its content is still another's
+        (1000 + 50 + 300, {job, step}),
+        (1, {last}),
+    )
+    for most, gone in steps:
+        before = await ids()
+        work.settings = work.settings.model_copy(update={"keep_bytes_per_project": most})
+        await Retention(work, keeper).round()
+        assert before - await ids() == gone, most
+        assert used() <= max(most, 1000)
+    assert await ids() == {runs}
+    other = await over(10, printed=10**6, project="other")
+    work.settings = work.settings.model_copy(update={"keep_bytes_per_project": 10**6})
+    assert await Retention(work, keeper).round() == 0
+    assert (await client.head(TaskHead, make.scope.model_copy(update={"project": "other"}), other)).terminal
+
+
+async def test_inputs_of_what_waits_stay(client, make, open_place):
+    """A project beyond its bytes keeps the artifacts that work which is not over yet takes as inputs, and then lets them go."""
+    work = open_place(keep_bytes_per_project=1, keep_s=30 * 86_400.0)
+    keeper = ArtifactKeeper(open_artifacts(str(work.state_dir)), work.database, work.tables, work.state_dir / "inputs")
+    made = await client.submit(make.task())
+    age(work, made.id, 5)
+    (work.state_dir / "out").write_bytes(b"needed" * 100)
+    (ref,) = await keeper.keep(made, [OutFile(path="out", file="out", size=1, sha256="", mode=0o600)], work.state_dir)
+    command = make.command(inputs=(FromArtifact(path="in", artifact_id=ref.artifact_id),))
+    waiting = await client.submit(make.task().model_copy(update={"command": command}))
+    assert await Retention(work, keeper).round() == 0
+    await keeper.require(make.scope, [ref.artifact_id])
+    age(work, waiting.id, 4)
+    assert await Retention(work, keeper).round() >= 1
+    with pytest.raises(NotFound):
+        await client.head(TaskHead, make.scope, made.id)

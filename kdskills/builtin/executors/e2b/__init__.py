@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 
 from kdskills.builtin.executors.e2b.sandboxes import (
     HOME,
-    Archive,
     Cloud,
     PreparedSandbox,
     SandboxLease,
@@ -33,7 +32,7 @@ from kdskills.builtin.executors.e2b.sandboxes import (
 )
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import RunPlan, require_limits
-from kdskills.execution.container import NONCE_SIZE, ContainerAnswer, RemoteRun
+from kdskills.execution.container import NONCE_SIZE, Archive, ContainerAnswer, RemoteRun
 from kdskills.execution.container import build_order as build_container_order
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels

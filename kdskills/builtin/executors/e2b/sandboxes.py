@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import secrets
 import shlex
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from kdskills.errors import ExecRefused
 from kdskills.execution.check import LIMIT_NAMES
+from kdskills.execution.container import Archive, tree_files
 from kdskills.execution.dirs import locked, private_dir, write_note
 from kdskills.execution.owner import is_leftover
 from kdskills.execution.payload import host_entry
@@ -190,29 +189,6 @@ OLDEST_PYTHON: Final = (3, 11)
 DELIVERY_S: Final = 120.0
 
 
-class Archive(NamedTuple):
-    """A tar that is the same for the same files, and its digest."""
-
-    data: bytes
-    digest: str
-
-    @classmethod
-    def from_files(cls, files: list[tuple[str, Path]]) -> Archive:
-        """Return the archive of (path inside, file, folder or link of this host)."""
-        sink = io.BytesIO()
-        with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for name, path in sorted(files):
-                info = tar.gettarinfo(str(path), arcname=name)
-                mode = 0o755 if info.isdir() or info.mode & 0o111 else 0o644
-                info = info.replace(uid=0, gid=0, uname="", gname="", mtime=0, mode=mode, deep=False)
-                if info.islnk():  # another name of a file that came before: files of packages are shared that way
-                    info.type, info.linkname, info.size = tarfile.REGTYPE, "", path.stat().st_size
-                with path.open("rb") if info.isreg() else contextlib.nullcontext() as stream:
-                    tar.addfile(info, stream)
-        data = sink.getvalue()
-        return cls(data, hashlib.sha256(data).hexdigest())
-
-
 def code_archive() -> Archive:
     """Return the archive of the modules a program may import, and of the init and entry that run it."""
     return Archive.from_files([(str(inside), source) for inside, source in ground_floor_files()])
@@ -220,7 +196,7 @@ def code_archive() -> Archive:
 
 def tree_archive(folder: Path) -> Archive:
     """Return the archive of a staged skill, whose copy was checked against its digest, or of an environment."""
-    return Archive.from_files([(str(path.relative_to(folder)), path) for path in folder.rglob("*")])
+    return Archive.from_files(tree_files(folder))
 
 
 class SandboxFacts(NamedTuple):

@@ -5,5 +5,8 @@ os.makedirs("closed/inner")
 open("closed/inner/f.txt", "w").close()
 os.chmod("closed/inner", 0)
 os.chmod("closed", 0)
-os.chmod(".", 0)
+try:
+    os.chmod(".", 0)
+except PermissionError:
+    pass  # the workdir is not the program's own: a mount of another uid
 print("attempts made")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from click.testing import CliRunner
@@ -15,11 +16,13 @@ from kdskills.app import Host
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
+from kdskills.doors.web.application import build_app
 from kdskills.errors import BadRequest, CallRefused, NotFound
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, Work, hold_slot
-from kdskills.storage.database import micros, utc_now
+from kdskills.jobs.quotas import QuotaExceeded
+from kdskills.storage.database import micros, moment_of, utc_now
 from kdskills.testing.work import keep_finished
 
 ADMIN = Identity(scopes=frozenset({"admin"}), token="t", door="http")
@@ -68,7 +71,7 @@ async def test_workers_of_this_host_and_of_others(host: Host) -> None:
     now = micros(utc_now())
     work.roster.enter("mine", 0)
     worker(work, "leased", lease_until=now + 60_000_000, beat_at=now - 5_000_000, version="9", slots=3, services=1)
-    worker(work, "mute", slot=1, lease_until=now - 60_000_000, beat_at=now - 90_000_000)
+    worker(work, "mute", slot=1, lease_until=now - 60_000_000, beat_at=now - 90_000_000, full_since=now)
     worker(work, "old", host="gone", name="gone", state="dead", started_at=1)
     worker(work, "older", host="gone", name="gone", state="dead", started_at=0)
     task = work.tables.tasks
@@ -91,6 +94,7 @@ async def test_workers_of_this_host_and_of_others(host: Host) -> None:
     assert 50 < leased.lease_left_s <= 60
     assert 5 <= leased.beat_age_s < 60
     assert (mute.state, mute.version, mute.lease_left_s, mute.commands) == ("silent", None, 0.0, 0)
+    assert (mute.full_since, leased.full_since) == (moment_of(now), None)
     assert [row.executor for row in hosts["gone"].workers] == ["old"]
     assert (told.tasks["starting"], told.tasks["running"]) == (1, 1)
     assert next(row for row in (await ask(host)).hosts if row.here).state == "silent"
@@ -113,13 +117,33 @@ async def test_what_waits_by_project(host: Host, bundle) -> None:
     assert await ask(host, identity=replace(ADMIN, project="nothing", door="console"))
 
 
+async def test_metrics_tell_what_waits_and_what_was_removed(host: Host) -> None:
+    """What is queued is told by state, with how long the oldest has been, whoever asks; what upkeep removes, by kind."""
+    await start(host)
+    await ask(host, "skills.start_job", skill_name="lone", session_id="s", steps=[{"name": "x", "command": "true"}])
+    task = (await host.work.client.work()).tables.tasks
+    earlier = task.update().values(created_at=micros(utc_now()) - 90_000_000)
+    (await host.work.client.work()).database.change(lambda link: link.execute(earlier))
+    assert "kdskills_retention" in host.telemetry.scraped.text()
+    await host.upkeep.collect()
+    text = (await ask(host, "metrics.show", ADMIN)).text
+    rows = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    for name, state, count in (("queue_depth", "queued", 1), ("queue_depth", "running", 0), ("jobs", "queued", 1)):
+        assert float(rows[f'kdskills_{name}{{state="{state}"}}']) == count
+    assert 90 <= float(rows["kdskills_queue_oldest_seconds"]) < 600
+    assert {name for name in rows if "retention" in name and "_total" in name} == {
+        f'kdskills_retention_removed_total{{kind="{kind}"}}' for kind in ("hold", "version")
+    }
+    assert "acme" not in text
+
+
 @pytest.mark.parametrize("scopes", [{"skills:read", "work:run", "work:read", "skills:write"}, set()])
-@pytest.mark.parametrize("name", ["fleet.show", "fleet.drain", "fleet.undrain"])
+@pytest.mark.parametrize("name", ["fleet.show", "metrics.show", "fleet.drain", "fleet.undrain", "fleet.evict"])
 async def test_it_is_for_administrators(host: Host, name: str, scopes: set[str]) -> None:
     """Nobody else learns what machines there are, nor stops them."""
     with pytest.raises(CallRefused) as refused:
         await ask(
-            host, name, replace(ADMIN, scopes=frozenset(scopes)), **({} if name == "fleet.show" else {"host": "x"})
+            host, name, replace(ADMIN, scopes=frozenset(scopes)), **({} if name.endswith(".show") else {"host": "x"})
         )
     assert refused.value.code == "scope_missing"
 
@@ -162,7 +186,7 @@ async def test_administrators_of_one_project_stop_no_machine_of_all(host: Host) 
     """Every project's work runs on these hosts: only the account and the service's own project drain them."""
     work = await host.work.client.work()
     worker(work, "w")
-    for name in ("fleet.drain", "fleet.undrain"):
+    for name in ("fleet.drain", "fleet.undrain", "fleet.evict"):
         with pytest.raises(CallRefused) as refused:
             await ask(host, name, replace(ADMIN, project="acme"), host="far")
         assert refused.value.code == "not_yours_to_say"
@@ -218,12 +242,36 @@ def test_the_commands(make_host) -> None:
 
     assert "no worker was ever here" in run("fleet")
     work = Work(host.settings.work_database, host.settings.state_dir)
-    worker(work, "w", name="b\x1b[31mox", host="far")
+    worker(work, "w", name="b\x1b[31mox", host="far", full_since=1)
     work.close()
     assert "takes nothing new" in run("drain", "far")
     shown = run("fleet")
-    assert "\x1b" not in shown
+    assert ("\x1b" not in shown, "full" in shown) == (True, True)
     assert "drained" in json.dumps(json.loads(run("fleet", "--json"))["hosts"][0])
     assert "takes work again" in run("undrain", "far")
     assert "was not drained" in run("undrain", "far")
     run("drain", "nowhere", code=2)
+    run("evict", "far", "--force", code=2)  # SQLite has one host: nobody else could take its work
+
+
+async def test_quotas_are_told_and_kept(make_host) -> None:
+    """What a project may have and has is told; what is too much is a 429 that says when to come back, by HTTP as well."""
+    host = make_host(jobs={"quotas": {"queued": 1, "projects": {"acme": {"queued": 0}}}})
+    settings = host.settings
+    host.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+    await start(host)
+    with pytest.raises(QuotaExceeded):
+        await start(host)
+    told = {row.quota: (row.used, row.limit) for row in (await ask(host, "quota.show")).quotas}
+    assert (told["queued"], told["tasks_per_day"], told["running"]) == ((1, 1), (1, None), (0, None))
+    assert (await ask(host, "quota.show", project="acme")).quotas[1].limit == 0
+    with pytest.raises(NotFound):
+        await ask(host, "quota.show", replace(ADMIN, project="local"), project="acme")
+    app = build_app(host, open_on_loopback=True)
+    transport = httpx.ASGITransport(app=app, client=("127.0.0.1", 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8765") as client:
+        body = {"skill_name": "lone", "command": "true"}
+        answer = await client.post("/projects/local/tools/skills.run_cmd_async", json=body)
+    assert (answer.status_code, answer.json()["code"], answer.headers["Retry-After"]) == (429, "quota_exceeded", "5")
+    await host.work.aclose()
+    await host.storage.aclose()

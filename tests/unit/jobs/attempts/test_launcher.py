@@ -53,6 +53,14 @@ def test_attempt_somebody_holds_is_left_alone(ask, folder):
     os.close(lock)
 
 
+def test_an_attempt_after_which_another_came_is_left_alone(ask, tmp_path, make_order):
+    """An order that arrives late is for an attempt that was judged not to have begun, and begun again as the next one."""
+    for number in ("1", "2"):
+        (tmp_path / number).mkdir()
+    shim.write_json(tmp_path / "1" / shim.ORDER, make_order().to_json())
+    assert ask(tmp_path / "1") == {"held": True}
+
+
 def test_attempt_that_began_is_left_alone(ask, folder):
     """An attempt that died is lost, not begun anew, even when nobody said so yet."""
     (folder / shim.LOCK).write_text(json.dumps(shim.identity(1)), encoding="utf-8")

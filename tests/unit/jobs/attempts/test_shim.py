@@ -12,8 +12,10 @@ import time
 
 import pytest
 
+from kdskills.errors import ExecRefused
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempt, Verdict, attempt_alive
+from kdskills.jobs.records import without_room
 
 
 @pytest.fixture
@@ -107,6 +109,124 @@ def test_runner_that_found_no_room_says_so(folder, begin):
     ended(begin(lambda: shim.DISK_FULL))
     found = verdict(folder)
     assert (found.status, found.error_code, "disk" in found.error_message) == ("infra_error", "disk_full", True)
+
+
+def test_runner_that_began_nothing_for_want_of_room_says_so(folder, begin):
+    """Nothing ran, so it may be begun again whatever it is."""
+    ended(begin(lambda: shim.NO_ROOM))
+    found = verdict(folder)
+    assert (found.status, found.error_code, "nothing began" in found.error_message) == ("refused", "disk_full", True)
+    assert without_room(found)
+
+
+def no_room(*_):
+    """Find the disk full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_nothing_begins_before_there_is_room_for_its_verdict(folder, begin, monkeypatch, make_order):
+    """Without room to keep for the verdict the runner is never called; nothing is written, and nothing began."""
+    monkeypatch.setattr(shim, "ROOM_S", 0.3)
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    assert ended(begin(tells(folder))) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [shim.LOCK, shim.ORDER]
+    assert without_room(await Attempt(folder, make_order()).wait())
+
+
+async def test_room_is_asked_for_before_the_shim_says_who_it_is(folder, begin, monkeypatch, make_order):
+    """On a disk without a single block left there is none for the lock's own words either."""
+    monkeypatch.setattr(shim, "ROOM_S", 0.3)
+    monkeypatch.setattr(os, "pwrite", no_room)
+    assert ended(begin(tells(folder))) == 0
+    assert without_room(await Attempt(folder, make_order()).wait())
+
+
+def test_what_waits_for_room_begins_once_there_is_some(folder, begin, monkeypatch):
+    """Room that comes is found within a moment."""
+    allocate = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", lambda *to: allocate(*to) if (folder / "free").exists() else no_room())
+    pid = begin(tells(folder, exit_code=0))
+    until((folder / shim.ROOM).exists)  # it was tried
+    assert not (folder / shim.RESULT).exists()
+    (folder / "free").touch()
+    assert ended(pid) == 0
+    assert verdict(folder).status == "ok"
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "signal alone"])
+async def test_what_waits_for_room_can_be_canceled(folder, begin, monkeypatch, make_order, told):
+    """A cancel ends the wait, also one that finds no room to be written; nothing began, and nothing does later."""
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    pid = begin(tells(folder))
+    until(lambda: shim.read_identity(folder) is not None)
+    if not told:
+        monkeypatch.setattr(shim, "write_json", no_room)
+    assert Attempt(folder, make_order()).cancel("enough")
+    assert ended(pid) == 0
+    assert ((folder / shim.CANCEL).exists(), (folder / shim.RESULT).exists()) == (told, False)
+    assert without_room(await Attempt(folder, make_order()).wait())
+
+
+def test_a_cancel_that_nobody_could_hear_yet_is_heard(folder, begin, monkeypatch, make_order):
+    """A shim without room to say who it is cannot be told: the cancel is asked again until it can, and nothing runs."""
+    write, pwrite = shim.write_json, os.pwrite
+
+    def has_room():
+        return (folder / "free").exists()
+
+    monkeypatch.setattr(os, "pwrite", lambda *to: pwrite(*to) if has_room() else no_room())
+    pid = begin(tells(folder))
+    until(lambda: attempt_alive(folder))
+    monkeypatch.setattr(shim, "write_json", lambda *to, **how: write(*to, **how) if has_room() else no_room())
+    asking = threading.Thread(target=Attempt(folder, make_order()).cancel)
+    asking.start()
+    (folder / "free").touch()
+    asking.join(30)
+    assert ended(pid) == 0
+    assert (asking.is_alive(), (folder / shim.CANCEL).exists()) == (False, True)
+
+
+def test_a_disk_on_which_no_room_can_be_kept_is_used_as_it_is(folder, begin, monkeypatch):
+    """Some file systems cannot allocate ahead."""
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    assert ended(begin(tells(folder, exit_code=0))) == 0
+    assert verdict(folder).status == "ok"
+
+
+async def test_what_ran_is_never_said_not_to_have_begun(folder, make_order):
+    """A lock that says nothing is not believed where the runner told of itself."""
+    shim.write_json(folder / shim.FACTS, {"started_at": 1.0, "engine": "e"})
+    assert (await Attempt(folder, make_order()).wait()).status == "lost"
+
+
+def test_the_end_of_a_chain_may_be_a_full_disk():
+    """What an engine refuses for want of room is told from what it refuses for another reason."""
+
+    def prepare():
+        try:
+            no_room()
+        except OSError:
+            raise ExecRefused("cannot prepare") from None
+
+    with pytest.raises(ExecRefused) as refused:
+        prepare()
+    assert shim.full_disk_of(refused.value).errno == errno.ENOSPC
+    assert shim.full_disk_of(ExecRefused("no engine")) is None
+
+
+def test_a_runner_has_the_room_kept_for_the_verdict(folder, monkeypatch):
+    """What a runner tells is written in its place on a full disk."""
+    (folder / shim.ROOM).write_bytes(b"x")
+    write = shim.write_json
+    monkeypatch.setattr(
+        shim, "write_json", lambda *to, **how: no_room() if (folder / shim.ROOM).exists() else write(*to, **how)
+    )
+    shim.write_in_room(folder / shim.RESULT, {"status": "ok"})
+    assert shim.read_json(folder / shim.RESULT) == {"status": "ok"}
 
 
 @pytest.fixture

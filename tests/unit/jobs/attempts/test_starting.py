@@ -1,5 +1,6 @@
 """Starting attempts: ids that are safe names, launchers that die, settings that travel."""
 
+import errno
 import json
 import sys
 
@@ -41,6 +42,16 @@ async def test_launcher_that_says_no_is_an_error(tmp_path, make_order):
     starter = WarmStarter((sys.executable, "-c", ANSWERS.format(answer='{"error": "no room"}')), b"{}")
     with pytest.raises(ExecFailed, match="no room"):
         await Attempts(tmp_path, starter).start(make_order())
+    starter.close()
+
+
+async def test_a_full_disk_is_told_as_one(tmp_path):
+    """A launcher without room for an attempt's lock began nothing, so whoever asked may wait and ask again."""
+    answer = f'{{"error": "no room", "errno": {errno.ENOSPC}}}'
+    starter = WarmStarter((sys.executable, "-c", ANSWERS.format(answer=answer)), b"{}")
+    with pytest.raises(OSError, match="no room") as full:
+        await starter.start(tmp_path)
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path))
     starter.close()
 
 

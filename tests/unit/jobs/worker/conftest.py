@@ -116,7 +116,7 @@ class Bench:
     def pool(self):
         """Return the queue of this host as one of a pool."""
         work = self.work
-        return WorkQueue(work.records, self.roster, work.host, pooled=True, global_concurrency=None)
+        return WorkQueue(work.records, self.roster, work.host, pooled=True, global_concurrency=None, quotas=work.quotas)
 
     def far(self, executor="far", state="live", lease_us=60_000_000):
         """Add a worker of another host, `elsewhere`."""

@@ -6,6 +6,9 @@ import json
 import logging
 
 from kdskills.app.logs import json_logs
+from kdskills.app.telemetry import Telemetry
+from kdskills.errors.traces import Trace
+from kdskills.jobs import shim
 from kdskills.jobs.runs import AboutWork, TaskRun, about
 from kdskills.jobs.worker import Worker
 
@@ -85,3 +88,25 @@ async def test_what_breaks_is_told_with_its_task(bench, client):
     (line,) = lines.read()
     assert (line["task"], line["level"], line["message"]) == (head.id, "error", f"task {head.id} broke")
     assert "RuntimeError: a bug" in line["error"]
+
+
+async def test_a_task_goes_on_with_its_trace(bench, client):
+    """What a worker logs of a task is of the trace it was submitted with, and so is its program: a step within that."""
+    begun, context = Trace.new(), bench.context
+    context.span = Telemetry().span
+    spec = bench.make.task().model_copy(update={"traceparent": str(begun)})
+    head = await client.submit(spec)
+    plain_start, texts = bench.starter.start, []
+
+    async def start(folder):
+        LOG.info("it starts")
+        texts.append((folder / shim.ORDER).read_text(encoding="utf-8"))
+        await plain_start(folder)
+
+    bench.starter.start = start
+    with Lines() as lines:
+        await bench.run(head.id)
+    (order,) = (Trace.read(json.loads(text)["traceparent"]) for text in texts)
+    assert (order.trace_id, order.span_id == begun.span_id) == (begun.trace_id, False)
+    assert bench.head(head.id).spec.trace_id == begun.trace_id
+    assert [line["trace_id"] for line in lines.read()] == [begun.trace_id]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import errno
 import os
 import time
 from unittest.mock import Mock
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
+from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
 from kdskills.jobs.model import TaskHead
 from kdskills.jobs.records import follows
@@ -38,6 +40,90 @@ async def test_a_program_nobody_saw_has_its_times(bench, client):
     over = await bench.run((await client.submit(bench.make.task())).id)
     assert (over.status, over.exit_code, over.stdout_tail, over.stdout_total) == ("succeeded", 0, b"hi\n", 3)
     assert (over.started_at, over.ready_at) == (moment(1000.5), moment(1000.5))
+
+
+async def test_a_full_disk_keeps_a_task_waiting_and_nothing_is_lost(bench, client, monkeypatch):
+    """What could not begin for want of room begins as the same attempt once there is some; a cancel ends the wait."""
+    monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.05)
+    refused, both, play = set(), asyncio.Event(), bench.starter.start
+
+    async def start(folder):
+        refused.add(folder)
+        if len(refused) == 2:
+            both.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    bench.starter.start = start
+    head, unwanted = [await client.submit(bench.make.task()) for _ in range(2)]
+    runs = [asyncio.ensure_future(bench.run(item.id)) for item in (head, unwanted)]
+    await asyncio.wait_for(both.wait(), 10)
+    assert [(bench.head(item.id).status) for item in (head, unwanted)] == ["starting"] * 2
+    bench.context.cancel_events[unwanted.id].set()
+    over = await asyncio.wait_for(runs[1], 10)
+    assert (over.status, over.attempt, bench.starter.folders) == ("canceled", 1, [])
+    bench.starter.start = play
+    over = await asyncio.wait_for(runs[0], 10)
+    assert (over.status, over.attempt, len(bench.starter.folders)) == ("succeeded", 1, 1)
+
+
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_its_shim_did_not_begin_for_want_of_room_is_begun_again(bench, client, monkeypatch, again):
+    """Whatever a task allows when it is lost: nothing began. Only so often, should the disk be full for another reason."""
+    monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.02)
+    refused = {"status": "refused", "error_code": "disk_full", "error_message": "nothing began"}
+    bench.starter.scenes = [refused, refused, {}]
+    over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
+    assert (over.status, over.attempt) == ("succeeded", 3)
+    bench.starter.folders, bench.starter.scenes = [], [refused]
+    over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
+    assert (over.status, over.error_code, over.attempt) == ("failed", "disk_full", 4)
+
+
+async def test_a_program_of_a_later_version_is_left_to_it(bench, client):
+    """A worker that cannot read its order gives the task back, which stays as it was; another run of it is not begun."""
+    head = await client.submit(bench.make.task())
+    bench.starter.scenes = [{"status": "open"}]
+    play, begun = bench.starter.start, asyncio.Event()
+
+    async def start(folder):
+        await play(folder)
+        begun.set()
+
+    bench.starter.start = start
+    run = asyncio.ensure_future(bench.run(head.id))
+    await asyncio.wait_for(begun.wait(), 10)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    (folder,) = bench.starter.folders
+    facts = shim.read_json(folder / shim.ORDER)
+    facts["order"]["of_a_later_version"] = True
+    shim.write_json(folder / shim.ORDER, facts)
+    before = bench.head(head.id)
+    after = await bench.run(head.id)
+    assert (after.status, after.attempt, after.error_code) == (before.status, before.attempt, None)
+    assert (after.executor, len(bench.starter.folders), head.id in bench.work.queue.unreadable) == (None, 1, True)
+
+
+async def test_nothing_begins_under_a_lease_that_is_over(bench, client):
+    """A worker that entered the roster late, as its path to the database was cut, waits for its next beat: its shims would
+    end at once whatever it begins, try after try.
+    """
+    bench.context.lease_until = 0.0
+    head = await client.submit(bench.make.task(retry_on_lost=True))
+    run = asyncio.ensure_future(bench.run(head.id))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(run), 0.2)
+    assert (bench.head(head.id).status, bench.starter.folders) == ("starting", [])
+    bench.context.lease_until = time.clock_gettime(time.CLOCK_BOOTTIME) + 60
+    over = await asyncio.wait_for(run, 10)
+    assert (over.status, over.attempt) == ("succeeded", 1)
+
+
+async def test_other_trouble_of_the_disk_is_told(bench, client):
+    """Only want of room is waited for."""
+    bench.starter.broken = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError, match="Input/output error"):
+        await bench.run((await client.submit(bench.make.task())).id)
 
 
 async def test_a_service_keeps_its_first_start_and_its_addresses(bench, client):
