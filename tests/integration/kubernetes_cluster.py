@@ -90,6 +90,7 @@ class FakePod:
     killed: bool = False
     status: dict[str, Any] = field(default_factory=lambda: {"phase": "Pending"})
     task: asyncio.Task[None] | None = None
+    commands: list[asyncio.subprocess.Process] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -106,6 +107,11 @@ class FakePod:
         if self.first:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.first, signal.SIGKILL)
+        for (
+            command
+        ) in self.commands:  # one whose program was stopped has stopped itself, and must see the program's end
+            with contextlib.suppress(ProcessLookupError):
+                command.send_signal(signal.SIGCONT)
 
     def state(self, container: str, **state: Any) -> None:
         """Note the state of a container."""
@@ -180,12 +186,16 @@ class FakeCluster:
 
     def __exit__(self, *_: object) -> None:
         """End every pod, wait until nothing of it is left, and stop."""
-        while running := [pod for pod in self._every if pod.task is not None and not pod.task.done()]:
-            for pod in running:
+        while not self.nothing_runs():
+            for pod in self._every:
                 pod.end()  # again and again: the first process of one may be about to be told
             time.sleep(0.02)
         self._server.should_exit = True
         self._thread.join()
+
+    def nothing_runs(self) -> bool:
+        """Tell whether every pod that there ever was has ended."""
+        return all(pod.task is None or pod.task.done() for pod in self._every)
 
     def options(self, **changes: Any) -> KubernetesOptions:
         """Return the settings that point the engine here."""
@@ -422,6 +432,7 @@ class FakeCluster:
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", **env},
             start_new_session=True,
         )
+        pod.commands.append(process)
         assert process.stdout is not None
         assert process.stderr is not None
         upward = asyncio.create_task(_feed(socket, process, altered=self.altered))

@@ -85,6 +85,15 @@ async def refusal(engine, request: ExecRequest | None = None) -> ExecRefused:
     return refused.value
 
 
+async def test_a_program_that_stops_everybody_leaves_nothing(cluster, make):
+    """What it stopped beside itself ends with its pod, at the limit of its time."""
+    stop = "import os, signal; [os.kill(int(n), signal.SIGSTOP) for n in os.listdir('/proc') if n.isdigit() and n not in ('1', str(os.getpid()))]"
+    request = ExecRequest(argv=("python3", "-c", f"{stop}; signal.pause()"), limits=Limits(wall_s=1))
+    assert (await make().run(request)).status == "timeout"
+    await gone(cluster)
+    await until(cluster.nothing_runs)
+
+
 async def test_a_run_and_what_is_left_of_it(cluster, make):
     """Inputs go in, outputs come out, by either protocol of commands; then the pod is gone."""
     for cluster.protocol in ("v4.channel.k8s.io", "v5.channel.k8s.io"):

@@ -63,15 +63,17 @@ async def test_planted_sides_and_repeats_give_planted_figures(evaluate):
 
 
 async def test_a_broken_off_run_asks_nothing_twice(evaluate):
-    """Broken off while a judge is asked, with two jobs: what ended is asked of neither model again, and each row is there once."""
+    """Broken off while both jobs ask a judge: what ended is asked of neither model again, and each row is there once."""
     evals = [evaluation(name, assertions=("It is done.",)) for name in "abcd"]
     planted = {name: [answer(f"it is done by {name}")] for name in "abcd"}
-    reached = asyncio.Event()
+    reached, waiting = asyncio.Event(), Counter()
 
     class Judge(ScriptedModel):
         async def reply(self, request):
             if len(self.requests) == 4:
-                reached.set()
+                waiting["jobs"] += 1
+                if waiting["jobs"] == 2:  # a job asks when its row before is written
+                    reached.set()
                 await asyncio.Event().wait()
             return await super().reply(request)
 
