@@ -413,10 +413,15 @@ class ExecutionEngine(ABC):
         return run
 
     async def probe(self) -> ProbeReport:
-        """Run the canary as any other program; the report is kept as long as `probe_key` stays."""
+        """Run the canary as any other program; the report is kept as long as `probe_key` stays.
+
+        A bad report on what is no process of this host is not kept: the other side may be mended without a word to us.
+        """
         key = self.probe_key()
         if self._probed is None or self._probed[0] != key:
-            self._probed = (key, await self._probe())
+            report = await self._probe()
+            self._probed = (key, report) if self.children or report.ok else None
+            return report
         return self._probed[1]
 
     async def reap(self) -> ReapReport:
@@ -428,8 +433,8 @@ class ExecutionEngine(ABC):
         return ReapReport()
 
     def probe_key(self) -> tuple[object, ...]:
-        """Return what a report of the probe holds for: the kernel and our uid."""
-        return platform.release(), os.geteuid()
+        """Return what a report of the probe holds for: the kernel and our uid, where programs are processes of this host."""
+        return (platform.release(), os.geteuid()) if self.children else ()
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry as programs see them; blocks, and raises when there are none."""

@@ -180,7 +180,8 @@ class WorkerContext:
         no_files = disk.f_favail < MIN_FILES and disk.f_files > 0
         full = self._is_low or no_files or time.monotonic() < self._full_until
         if full and self._full_since is None:
-            LOG.warning("nothing new is taken while less than %d bytes are free on the disk: %d", least, free)
+            low = f"{free} bytes, of which {least} have to be, and {disk.f_favail} files are free"
+            LOG.warning("nothing new is taken: a write found no room on the disk, or little is left: %s", low)
             self._full_since = micros(utc_now())
         elif not full and self._full_since is not None:
             LOG.info("work is taken again: %d bytes are free on the disk", free)

@@ -298,10 +298,6 @@ class DockerExecutor(ExecutionEngine):
             self._enforced = LIMIT_NAMES - missing
         return self._enforced
 
-    def probe_key(self) -> tuple[object, ...]:
-        """Return nothing: a report is kept."""
-        return ()
-
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in the image."""
         with self.answering():

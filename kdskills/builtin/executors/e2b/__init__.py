@@ -37,7 +37,7 @@ from kdskills.execution.container import build_order as build_container_order
 from kdskills.execution.dirs import private_dir
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import SKILLS_DIR, build_payload, entry_argv
-from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.protocol import ExecutionOptions, ExecutorFactory, ProbeCheck, ReapReport
 from kdskills.execution.request import ExecError, ExecResult, IsolationLevel, Stream
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, judge
 from kdskills.execution.seccomp import program_bytes
@@ -296,17 +296,6 @@ class E2bExecutor(ExecutionEngine):
     def __init__(self, options: ExecutionOptions) -> None:
         super().__init__(options)
         self._boxes: dict[str, PreparedSandbox] = {}
-
-    async def probe(self) -> ProbeReport:
-        """Run the canary in a sandbox as any other program; a good answer is kept."""
-        report = await super().probe()
-        if not report.ok:
-            self._probed = None
-        return report
-
-    def probe_key(self) -> tuple[object, ...]:
-        """Return nothing: a good report is kept."""
-        return ()
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry inside."""

@@ -48,7 +48,7 @@ from kdskills.execution.container import NONCE_SIZE, Archive, ContainerAnswer, R
 from kdskills.execution.owner import owner_labels
 from kdskills.execution.payload import build_payload, entry_argv
 from kdskills.execution.processes import rlimits
-from kdskills.execution.protocol import ExecutorFactory, KubernetesOptions, ProbeCheck, ProbeReport, ReapReport
+from kdskills.execution.protocol import ExecutorFactory, KubernetesOptions, ProbeCheck, ReapReport
 from kdskills.execution.request import MIB, ExecError, ExecResult, IsolationLevel
 from kdskills.execution.rootfs import ground_floor_files
 from kdskills.execution.run import ExecutionEngine, ExecutionRun, ProgramEnd, judge
@@ -289,17 +289,6 @@ class KubernetesExecutor(ExecutionEngine):
     own_files = frozenset({"/etc/machine-id"})
     refusal_cure = f"{UNTRIED}: "
     cure = "look into the cluster's set-up (docs/how-to/run-on-kubernetes.md): "
-
-    async def probe(self) -> ProbeReport:
-        """Run the canary in a pod as any other program; a good answer is kept."""
-        report = await super().probe()
-        if not report.ok:
-            self._probed = None
-        return report
-
-    def probe_key(self) -> tuple[object, ...]:
-        """Return nothing: a good report is kept."""
-        return ()
 
     def interpreter(self) -> tuple[str, str]:
         """Return interpreter and entry in every pod."""
