@@ -231,6 +231,12 @@ def _deploy() -> str | None:
     return f"{', '.join(missing)} not installed: .ci/deploy does it" if missing else None
 
 
+def _systemd() -> str | None:
+    from tests.acceptance.systemd_host import systemd_absence
+
+    return systemd_absence()
+
+
 def _index() -> str | None:
     import httpx
 
@@ -262,6 +268,7 @@ PROBES = {
     "e2b": _e2b,
     "kubernetes": _kubernetes,
     "llama": _llama,
+    "systemd": _systemd,
 }
 
 
@@ -282,6 +289,7 @@ BROUGHT_BY = {
     "skills-client": ".ci/skills-client",
     "srt": ".ci/srt",
     "llama": ".ci/real-model",
+    "systemd": ".ci/deploy",
 }
 
 #: Beginnings of reasons that are no lack of this machine: the case does not apply, or is asked for by itself.
