@@ -189,18 +189,31 @@ class WarmStarter:
 
     async def reap(self, engine: str) -> None:
         """End what dead runners left on *engine*. Raises ExecFailed."""
-        command, greeting = [*self._command, "--reap", engine], self._greeting + b"\n"
+        if words := await self._apart("--reap", engine):
+            raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
 
-        def reap() -> subprocess.CompletedProcess[bytes]:
+    async def probe(self, engine: str) -> str:
+        """Return why *engine* starts no programs here, in words for the operator; none when it does.
+
+        The launcher goes when it does not, with what it prepared when it may have been otherwise.
+        """
+        words = await self._apart("--probe", engine)
+        if words:
+            await asyncio.to_thread(self.close)
+        return words
+
+    async def _apart(self, *words: str) -> str:
+        """Do what *words* say in a process of its own, and return what it says when it fails; nothing when it does not."""
+
+        def run() -> subprocess.CompletedProcess[bytes]:
+            command, greeting = [*self._command, *words], self._greeting + b"\n"
             return subprocess.run(command, input=greeting, capture_output=True, timeout=REAP_S, check=False)
 
         try:
-            done = await asyncio.to_thread(reap)
+            done = await asyncio.to_thread(run)
         except subprocess.TimeoutExpired:
-            raise ExecFailed(f"reaping {engine} took longer than {REAP_S:.0f} s") from None
-        if done.returncode:
-            words = done.stderr.decode("utf-8", "replace").strip()[-500:]
-            raise ExecFailed(f"reaping {engine} failed: {words}", code="reap_failed")
+            return f"it took longer than {REAP_S:.0f} s"
+        return (done.stderr.decode("utf-8", "replace").strip()[-500:] or "it failed") if done.returncode else ""
 
     def warm(self) -> None:
         """Start the launcher ahead of the first order."""
@@ -480,6 +493,11 @@ class Attempts:
             await self._starter.start(folder)
             attempt = Attempt(folder, order, self._starter)
         return attempt
+
+    async def probe(self, engine: str) -> str:
+        """Return why *engine* starts no programs here, in words for the operator; none when it does."""
+        assert self._starter is not None
+        return await self._starter.probe(engine)
 
     def find(self, task_id: str, attempt: int) -> Attempt | None:
         """Return an attempt that has begun; None for one that never did, which may still be started."""

@@ -87,6 +87,8 @@ class WorkQueue:
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
     unreadable: set[str] = field(default_factory=set, init=False)
     """Ids of tasks and jobs that only a later version understands, which its workers take; `MAX_LEFT` at most."""
+    broken: dict[str, set[str]] = field(default_factory=dict, init=False)
+    """Engines that start no program here for now, with ids of tasks that were left to other hosts; `MAX_LEFT` at most."""
 
     def announce(self, link: sa.Connection, word: str = "queue") -> None:
         """Wake the workers once the transaction of *link* commits; SQLite's watch the file and need no telling."""
@@ -141,7 +143,7 @@ class WorkQueue:
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
-        lost, passed_over = 0, len(self.unreadable)
+        lost, passed_over = 0, len(self._left())
         for row in rows:
             if row.status != "queued" and row.kind == "task":
                 if row.host == self.host:
@@ -165,7 +167,9 @@ class WorkQueue:
         nobodys = {"executor": None, "host": None, "ready_at": None}
         begun = {"status": "starting", "attempt": table.c.attempt + 1, "executor": executor, "host": self.host}
         waiting = {"status": "queued", "attempt": table.c.attempt - 1}
-        heads += self._change(link, fresh["task"], nobodys | begun, nobodys | waiting)
+        new = self._change(link, fresh["task"], nobodys | begun, nobodys | waiting)
+        heads += [head for head in new if not self._is_left(head)]
+        self._change(link, [head.id for head in new if head not in heads], nobodys | waiting)
         heads += self._change(link, adopted, {"executor": executor}, {"executor": None})
         jobs = self._readable_jobs(link, fresh["job"])
         if jobs:  # also those that ran on a host that is gone
@@ -176,7 +180,7 @@ class WorkQueue:
         claimed = {*jobs, *(head.id for head in heads)}
         self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
         may_continue = len(rows) >= capacity.most and bool(claimed or lost)
-        return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self.unreadable) > passed_over)
+        return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self._left()) > passed_over)
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -200,7 +204,7 @@ class WorkQueue:
         if question is None:
             question = self._questions[room] = self._question(*room)
         parameters: dict[str, Any] = {"executor": executor, "in_hand": sorted(in_hand), "most": capacity.most}
-        parameters["unreadable"] = sorted(self.unreadable)
+        parameters["left"] = sorted(self._left())
         if self.quotas.bounds_running and (capacity.batch or capacity.service):
             parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
@@ -232,10 +236,10 @@ class WorkQueue:
         return sa.select(every).order_by(every.c.rank, every.c.created_at, every.c.id)
 
     def _columns(self, kind: Kind, rank: int) -> sa.Select[Any]:
-        """Return the beginning of a question for rows of *kind* that are not for later versions."""
+        """Return the beginning of a question for rows of *kind* that are not left to others."""
         table = self.records.table(kind)
         task = kind == "task"
-        unreadable = sa.bindparam("unreadable", type_=sa.String, expanding=True)
+        left = sa.bindparam("left", type_=sa.String, expanding=True)
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
         return sa.select(
             sa.literal(kind).label("kind"),
@@ -249,7 +253,7 @@ class WorkQueue:
             table.c.session_key,
             in_session.label("in_session"),
             table.c.created_at,
-        ).where(table.c.id.not_in(unreadable))
+        ).where(table.c.id.not_in(left))
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
@@ -343,6 +347,19 @@ class WorkQueue:
         _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
         self.unreadable.add(item)
 
+    def _left(self) -> set[str]:
+        """Return the ids of what is left to other workers."""
+        return self.unreadable.union(*self.broken.values())
+
+    def _is_left(self, head: TaskHead) -> bool:
+        """Whether a task is left to other hosts, as programs do not start here; one that may run only here is not."""
+        tasks = self.broken.get(head.spec.placement.engine)
+        if tasks is None or head.home is not None or head.spec.session_id is not None or head.job_id is not None:
+            return False
+        if len(tasks) < MAX_LEFT:
+            tasks.add(head.id)
+        return True
+
     def _take_over(self, link: sa.Connection, item: str, executor: str) -> tuple[TaskHead | None, bool]:
         """Take a task whose host is gone, to be run anew; or none, and whether it is over by this because it may not be."""
         try:
@@ -353,6 +370,8 @@ class WorkQueue:
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
+        if decision != "no" and self._is_left(head):
+            return None, False
         if decision != "no":
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
             values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}

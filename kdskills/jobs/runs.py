@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from kdskills.errors import KdskillsError
+from kdskills.errors import ExecFailed, ExecRefused, KdskillsError
 from kdskills.errors.traces import Trace, current_trace
 from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper
@@ -90,6 +90,7 @@ class WorkerContext:
         """Set whenever there may be work to claim, or a cancel to pass on."""
         self._full_since: int | None = None
         self._full_until = 0.0
+        self._proved_until: dict[str, float] = {}
         self._is_low = False
 
     async def read(self, question: Callable[[sa.Connection], T]) -> T:
@@ -144,11 +145,30 @@ class WorkerContext:
         settings, kinds = self.work.settings, list(self.active.values())
         if self.full_since() is not None:
             return Capacity(0, 0, 0)
+        broken = bool(self.work.queue.broken)  # steps of a job run where it does
         return Capacity(
             batch=max(0, settings.slots - kinds.count("batch")),
             service=max(0, settings.services - kinds.count("service")),
-            job=max(0, settings.held - len(kinds)),
+            job=0 if broken else max(0, settings.held - len(kinds)),
         )
+
+    async def prove(self, engine: str) -> None:
+        """Leave the tasks of *engine* to other hosts until a probe shows that it starts programs here; one at a time.
+
+        What this host took it would fail, and so would soon have had everything that waits in the pool.
+        """
+        broken = self.work.queue.broken
+        if not self.work.queue.pooled or engine in broken or time.monotonic() < self._proved_until.get(engine, 0.0):
+            return
+        broken[engine] = set()
+        try:
+            while words := await self.work.attempts.probe(engine):
+                LOG.error("work for %s is left to other hosts, as it starts no program here: %s", engine, words)
+                await asyncio.sleep(PROBE_S)
+        finally:
+            del broken[engine]
+        self._proved_until[engine] = time.monotonic() + PROBE_S
+        self.wake.set()
 
     async def leased(self) -> None:
         """Wait until programs may run here: what begins under a lease that is over is ended at once, and was lost then."""
@@ -255,11 +275,15 @@ def restart_delay_s(restarts: int, first_s: float = 0.5, longest_s: float = 30.0
 
 
 _LEASE_LOOK_S: Final = 0.05
+PROBE_S: Final = 10.0
+"""Seconds after which an engine that started nothing is tried again, and for which one that did is believed."""
 _ROOM_S: Final = 1.0
 FULL_S: Final = 5.0
 """Seconds a disk counts as full after a write that found no room."""
 MIN_FILES: Final = 256
 """Files that can be made on a disk with less of which it is full."""
+_UNPROVED: Final = frozenset({ExecRefused.code, ExecFailed.code})
+"""Codes of what may be no fault of the program, but of an engine that works no more."""
 _ENDED_BETWEEN: Final[dict[str, Any]] = {
     "status": "cancelled",
     "error_code": "canceled",
@@ -304,6 +328,8 @@ class TaskRun:
                     decision = follows(head, verdict)
                     if decision == "no":
                         await self._finish(head, verdict, attempt)
+                        if verdict.error_code in _UNPROVED:
+                            await self._context.prove(head.spec.placement.engine)
                         return
                     if not await self._next_attempt(head, attempt, verdict, restarted=decision == "restart"):
                         return

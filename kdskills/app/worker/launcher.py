@@ -51,14 +51,15 @@ def warm_starter(settings: Settings) -> WarmStarter:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Be the launcher, or reap one engine and say what was ended."""
+    """Be the launcher, or reap or probe one engine and say what was ended, or why it does not work."""
     words = sys.argv[1:] if arguments is None else arguments
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # the worker was killed before it said anything
     host = Host(Settings(**json.loads(line)))
     launcher = Launcher(host.engines(), host.settings)
-    return asyncio.run(launcher.reap(words[1])) if words[:1] == ["--reap"] else launcher.serve()
+    apart = {"--reap": launcher.reap, "--probe": launcher.probe}.get(words[0]) if words else None
+    return launcher.serve() if apart is None else asyncio.run(apart(words[1]))
 
 
 class Launcher:
@@ -175,6 +176,14 @@ class Launcher:
         for line in (*report.ended, *report.failed):
             sys.stderr.write(f"{name}: {line}\n")
         return 1 if report.failed else 0
+
+    async def probe(self, name: str) -> int:
+        """Say why an engine does not work here, if so; return the process's exit code."""
+        engine = self._engines.get(name)
+        report = None if engine is None else await engine.probe()
+        if report is None or not report.ok:
+            sys.stderr.write(f"no engine is named {name!r}" if report is None else report.cure or "its probe failed")
+        return 0 if report is not None and report.ok else 1
 
 
 def _engine_of(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Hosts that share a PostgreSQL: leases, takeovers that never overlap, and sessions that stay where their files are."""
 
 import asyncio
+import os
 import signal
 import tempfile
 from pathlib import Path
@@ -59,6 +60,31 @@ async def test_a_host_without_room_says_so_and_takes_nothing(hosts):
     there = (await roomy.client.work()).host
     assert {(head.status, head.host) for head in ended} == {("succeeded", there)}
     assert work.database.ask(full_hosts) == {work.host}
+
+
+@pytest.mark.needs("bubblewrap")
+async def test_a_host_on_which_nothing_starts_leaves_work_to_others(hosts, monkeypatch, tmp_path):
+    """It fails what it finds that out by, and nothing else; mended, it takes work again."""
+    broken, sound = hosts("a", "b", engine="bubblewrap")
+    wall = tmp_path / "bwrap"
+    wall.write_text("#!/bin/sh\necho no wall today >&2\nexit 1\n")
+    wall.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        broken.start()
+    await alive(broken)
+    found_out = await broken.client.submit(broken.task("true"))
+    told = await broken.client.wait(TaskHead, broken.scope, found_out.id, 60)
+    assert (told.status, told.error_code) == ("failed", "executor_failed")
+    await broken.until(lambda: "is left to other hosts, as it starts no program here" in broken.said())
+    waiting = [await broken.client.submit(broken.task("true")) for _ in range(6)]
+    sound.start()
+    ended = [await broken.client.wait(TaskHead, broken.scope, head.id, 60) for head in waiting]
+    assert {(head.status, head.host) for head in ended} == {("succeeded", (await sound.client.work()).host)}
+    sound.kill()
+    wall.unlink()
+    (again,) = [await broken.client.submit(broken.task("true"))]
+    assert (await broken.client.wait(TaskHead, broken.scope, again.id, 120)).status == "succeeded", broken.said()
 
 
 async def test_a_dead_host_is_taken_over(hosts):

@@ -457,6 +457,32 @@ def test_what_is_remembered_of_later_versions_is_bounded(line, monkeypatch):
         assert claim.may_continue == (number < 3)  # else a worker would ask without a pause
 
 
+def test_work_of_an_engine_that_starts_nothing_is_left_to_other_hosts(line, monkeypatch):
+    """But for what may run here only, and what runs here already; once the engine works, it is taken."""
+    monkeypatch.setattr(queue_module, "MAX_LEFT", 2)
+    queue, engine = line.queue(pooled=True), line.make.task().placement.engine
+    line.task("mine")
+    line.task("in session", session="s", home=None)
+    line.task("begun", status="running", executor="dead", host=line.work.host, home=None, attempt=1)
+    line.task("gone", status="running", executor="dead", host="elsewhere", home=None, attempt=1, again=True)
+    for number in range(4):
+        line.task(f"anybody's {number}", home=None)
+
+    def claim(capacity=ROOM):
+        return line.change(lambda link: queue.claim(link, "me", capacity, ("begun", "in session", "mine")))
+
+    queue.broken["another"] = set()
+    queue.broken[engine] = set()
+    assert sorted(head.id for head in claim().tasks) == ["begun", "in session", "mine"]
+    table = line.work.tables.tasks
+    ask = sa.select(table.c.id, table.c.attempt, table.c.executor, table.c.host).where(table.c.status == "queued")
+    rows = line.work.database.ask(lambda link: link.execute(ask).all())
+    assert sorted(rows) == [(f"anybody's {number}", 0, None, None) for number in range(4)]
+    assert (len(queue.broken[engine]), claim().may_continue, claim().tasks) == (2, False, ())
+    del queue.broken[engine]
+    assert sorted(head.id for head in claim().tasks) == [*(f"anybody's {number}" for number in range(4)), "gone"]
+
+
 def test_a_job_whose_steps_a_later_version_wrote_is_left_to_it(line):
     """Its own specification may be one that this version understands."""
     line.job("job", session="j", status="running", executor="dead", host=line.work.host)

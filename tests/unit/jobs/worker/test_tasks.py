@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import OperationalError
 
-from kdskills.jobs import shim
+from kdskills.jobs import runs, shim
 from kdskills.jobs.attempts import Attempt, AttemptFacts, Verdict
 from kdskills.jobs.model import TaskHead
 from kdskills.jobs.records import follows
@@ -102,6 +102,33 @@ async def test_a_program_of_a_later_version_is_left_to_it(bench, client):
     after = await bench.run(head.id)
     assert (after.status, after.attempt, after.error_code) == (before.status, before.attempt, None)
     assert (after.executor, len(bench.starter.folders), head.id in bench.work.queue.unreadable) == (None, 1, True)
+
+
+async def test_an_engine_that_started_nothing_is_tried_before_more_is_taken(bench, client, monkeypatch):
+    """A host of a pool leaves work to others until a probe says that programs start; one that does is asked once in a while."""
+    monkeypatch.setattr(runs, "PROBE_S", 0.01)
+    bench.work.queue = bench.pool()
+    engine, reports = bench.make.task().placement.engine, ["no wall", "no wall", ""]
+    taken = []
+
+    async def probe(name):
+        assert name == engine
+        taken.append(len(bench.claim().tasks))
+        return reports.pop(0)
+
+    bench.starter.probe = probe
+    bench.starter.scenes = [{"status": "infra_error", "error_code": "executor_failed"}, {}]
+    first = await client.submit(bench.make.task())
+    other = await client.submit(bench.make.task())
+    for head in (first, other):
+        bench.put("task", head.id, home=None)
+    bench.put("task", other.id, status="canceled")
+    run = asyncio.ensure_future(bench.run(first.id))
+    await bench.until(lambda: bench.head(first.id).status == "failed")
+    bench.put("task", other.id, status="queued")
+    await run
+    assert (taken, reports, bench.work.queue.broken) == ([0, 0, 0], [], {})
+    assert (await bench.run(other.id)).status == "succeeded"
 
 
 async def test_nothing_begins_under_a_lease_that_is_over(bench, client):
