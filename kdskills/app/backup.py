@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.artifacts import blob_key, open_blobs
+from kdskills.jobs.exchange import SESSION_LOCK
 from kdskills.jobs.session_folders import (
     MANIFEST_BYTES,
     NOTE,
@@ -297,13 +298,18 @@ class BackupMaker:
             self._bridge.go_on()
             folders.sort()
             below = os.path.relpath(path, state)
-            if below == "sessions":
-                folders[:] = [name for name in folders if not self._is_later(state / top / name)]
-            elif top == "sessions" and below.count("/") == 1 and below.rpartition("/")[2] not in self._pointers:
+            if below == top and top.startswith("sessions/") and top.partition("/")[2] not in self._pointers:
                 files = [name for name in files if name != NOTE]  # of a save after the rows, which say of none
             self._out.add(BackupMember(member_name("state", below) + "/", folder=True), io.BytesIO())
             links = [name for name in folders if stat.S_ISLNK(_mode(name, descriptor))]
             self._out.left_out += len(links)
+            if below == "sessions":
+                for name in (name for name in folders if name not in links):
+                    # a command that ends meanwhile would take the version that `current` names away
+                    with suppress(FileNotFoundError), self._bridge.locked(state / top / name / SESSION_LOCK):
+                        if not self._is_later(state / top / name):
+                            self._keep_folder(state, f"{top}/{name}")
+                folders.clear()
             for name in sorted(files):
                 if top == "remote" and name.startswith("calls.sqlite3"):
                     continue

@@ -19,7 +19,7 @@ import tarfile
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
@@ -28,6 +28,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import Conflict, OperatorMustAct
+from kdskills.execution.dirs import locked
 from kdskills.skills.private_files import open_private
 from kdskills.storage.folder import telling_full_disk
 
@@ -38,6 +39,7 @@ BLOCK: Final = tarfile.BLOCKSIZE
 END: Final = bytes(2 * BLOCK)
 INDEXED: Final = 2000
 """Members between two indexes."""
+LOOK_S: Final = 0.05
 MAX_NAME: Final = 8192
 MAX_INDEX: Final = INDEXED * (MAX_NAME + 256)
 MAX_MANIFEST: Final = 4 * CHUNK
@@ -260,6 +262,18 @@ class LoopBridge:
         """Raise CancelledError in the thread once its caller went away."""
         if self._stopped.is_set():
             raise asyncio.CancelledError
+
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """Hold a lock file alone; waiting for whoever holds it ends as `go_on` does. Raises as `dirs.locked`."""
+        with ExitStack() as locks:
+            while True:
+                self.go_on()
+                with suppress(BlockingIOError):
+                    locks.enter_context(locked(path, wait=False))
+                    break
+                self._stopped.wait(LOOK_S)
+            yield
 
     async def run(self, work: Callable[[], T]) -> T:
         """Do *work* in a thread; a cancellation ends it at its next `go_on`, and is raised when it has cleaned up."""

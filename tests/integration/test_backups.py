@@ -30,8 +30,13 @@ from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Conflict, KdskillsError, NotFound
+from kdskills.execution.dirs import locked
+from kdskills.execution.request import Artifact
 from kdskills.jobs.artifacts import ArtifactKeeper
+from kdskills.jobs.attempts import OutputBounds
+from kdskills.jobs.exchange import SessionFolder, WorkdirFiles
 from kdskills.jobs.model import Scope, TaskHead
+from kdskills.storage import backup_file
 from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
 from kdskills.storage.database import Database, table_columns, table_names
 from kdskills.testing.work import WorkLab, labs
@@ -263,6 +268,69 @@ async def test_folders_of_sessions_in_the_store_are_kept(tmp_path, monkeypatch):
         made = await source.invoke("backup.create", {"path": str(tmp_path / "less.tar")}, Context())
         assert {name.rpartition("/")[2] for name in made.missing} >= {saved[-1].name}
         assert (made.complete, made.missing_count) == (False, 2)
+
+
+async def test_a_command_that_ends_while_its_session_is_copied(tmp_path, monkeypatch):
+    """The version that `current` names is in the backup: whoever would take it away waits until the session is copied."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    source, target = (make_host(tmp_path / name, session_store=None) for name in "ab")
+    await source.invoke("projects.create", {"project": "acme"}, Context())
+    one, other = (SessionFolder(host.settings.state_dir / "sessions" / "s1") for host in (source, target))
+
+    def commit(content: bytes) -> None:
+        item = Artifact(
+            path="f", size=len(content), sha256=hashlib.sha256(content).hexdigest(), mode=0o600, content=content
+        )
+        with one.reading() as base:
+            pass
+        assert not one.commit(base, WorkdirFiles([item], True), OutputBounds())
+
+    commit(b"one")
+    keep_file, waited = BackupMaker._keep_file, []
+
+    def ends(self: BackupMaker, path: str, descriptor: int) -> None:
+        keep_file(self, path, descriptor)
+        if path == "sessions/s1/current":
+            try:
+                with locked(source.settings.state_dir / "sessions" / "s1" / ".lock", wait=False):
+                    pass
+                commit(b"two")
+            except BlockingIOError:
+                waited.append(path)
+
+    monkeypatch.setattr(BackupMaker, "_keep_file", ends)
+    made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+    await target.invoke("backup.restore", {"path": made.path}, Context())
+    with other.reading() as version:
+        assert (version.folder / "f").read_bytes() == b"one"
+    assert waited
+    commit(b"two")  # and it is let go
+    await close(source, target)
+
+
+async def test_a_backup_that_waits_for_a_session_can_be_stopped(tmp_path, monkeypatch):
+    """Whoever gives up on a backup need not wait until a session is let go; nothing of it stays, and the next is whole."""
+    (tmp_path / "a").mkdir()
+    source, looks = make_host(tmp_path / "a"), asyncio.Semaphore(0)
+    await fill(source, tmp_path)
+    loop = asyncio.get_running_loop()
+
+    def looked(path: Path, *, wait: bool) -> contextlib.AbstractContextManager[None]:
+        loop.call_soon_threadsafe(looks.release)
+        return locked(path, wait=wait)
+
+    monkeypatch.setattr(backup_file, "locked", looked)
+    with locked(source.settings.state_dir / "sessions" / "s1" / ".lock"):
+        making = asyncio.create_task(source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context()))
+        for _ in range(3):
+            await looks.acquire()
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert not list(tmp_path.glob("*made.tar*"))
+    assert (await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())).complete
+    await close(source)
 
 
 DYING = """
