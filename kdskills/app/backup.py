@@ -72,7 +72,7 @@ from kdskills.storage.database import (
     table_names,
     utc_now,
 )
-from kdskills.storage.folder import StorageFull, database_folder, state_folder, telling_full_disk
+from kdskills.storage.folder import RESTORING, StorageFull, database_folder, state_folder, telling_full_disk
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -86,7 +86,6 @@ FOLDERS: Final = ("remote", "runs", "sessions", "turns")
 FILES: Final = ("host", "trust.json")
 PLACED: Final = (*FOLDERS, *FILES, "projects")
 """What a restore puts into the state folder, by its name there; caches, locks, sockets and databases are not among it."""
-STAGING: Final = ".restore"
 SERVICE: Final = "service"
 SESSIONS: Final = "sessions"
 OBJECT: Final = re.compile(
@@ -417,7 +416,7 @@ class Restorer:
 
     def __post_init__(self) -> None:
         """Know where things go; nothing is made yet."""
-        self._staging = self.settings.state_dir / STAGING
+        self._staging = self.settings.state_dir / RESTORING
         self._blobs: Blobs = open_blobs(self.settings.artifacts or str(self.settings.state_dir))
         self._folders = VersionFolders(self._staging, None if self.settings.artifacts is None else self._blobs)
         self._began = self._halfway = False
@@ -432,7 +431,7 @@ class Restorer:
             message = "the backup has conversations: let the setting session_store name where they go"
             raise RestoreRefused(message, code="restore_no_session_store")
         database_folder(self.settings.work_database, self.settings.state_dir)
-        state_folder(self.settings.state_dir)
+        state_folder(self.settings.state_dir, restoring=True)
         needed = sum(part.size for part in self.manifest.parts.values())
         needed += sum(
             table.size for kept_rows in self.manifest.databases.values() for table in kept_rows.tables.values()
@@ -671,7 +670,7 @@ class Restorer:
             _remove(self._staging)
 
     def _clear(self) -> None:
-        for name in (*PLACED, STAGING):
+        for name in (*PLACED, RESTORING):
             _remove(self.settings.state_dir / name)
 
 

@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
@@ -28,6 +29,7 @@ from kdskills.app import Host, Settings
 from kdskills.app.backup import BackupMaker, Restorer, check_backup
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
+from kdskills.app.turns import TurnArchive
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Conflict, KdskillsError, NotFound
 from kdskills.execution.dirs import locked
@@ -36,6 +38,7 @@ from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.attempts import OutputBounds
 from kdskills.jobs.exchange import SessionFolder, WorkdirFiles
 from kdskills.jobs.model import Scope, TaskHead
+from kdskills.jobs.queue import Work
 from kdskills.storage import backup_file
 from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
 from kdskills.storage.database import Database, table_columns, table_names
@@ -398,7 +401,7 @@ async def test_a_killed_backup_leaves_nothing_that_is_restored(tmp_path):
 async def test_a_killed_restore_is_done_again(tmp_path, where, when):
     """Killed among the objects, or with everything in place but its rows: the next restore puts all of it in place.
 
-    Killed after its rows were there it is done, and the next one is refused.
+    Killed after its rows were there it is done, and the next one is refused. Until then nobody begins to work there.
     """
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -406,10 +409,20 @@ async def test_a_killed_restore_is_done_again(tmp_path, where, when):
     await fill(source, tmp_path)
     made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
     await asyncio.to_thread(die, where, when, target, "backup.restore", tmp_path / "made.tar")
+    facts = target.settings
+    begins = [
+        target.invoke("projects.list", {}, Context()),
+        asyncio.to_thread(Work, facts.work_database, facts.state_dir),
+        asyncio.to_thread(TurnArchive(facts.turns, facts.state_dir).folder, "acme"),
+    ]
+    told = await asyncio.gather(*begins, return_exceptions=True)
+    assert [getattr(error, "code", error) for error in told] == ["restore_unfinished"] * 3
     if where.endswith("remove_tree"):
         with pytest.raises(KdskillsError) as refused:
             await target.invoke("backup.restore", {"path": made.path}, Context())
         assert refused.value.code == "restore_not_empty"
+        shutil.rmtree(facts.state_dir / ".restore")
+        assert (await target.invoke("projects.list", {}, Context())).projects
     else:
         await target.invoke("backup.restore", {"path": made.path}, Context())
     assert rows_of(source.settings.work_database) == rows_of(target.settings.work_database)
