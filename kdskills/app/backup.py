@@ -376,7 +376,7 @@ async def make_backup(settings: Settings, version: str, path: Path) -> Manifest:
 def check_backup(path: Path) -> Manifest:
     """Read a whole backup and return its manifest; writes nothing. Raises BackupRefused, NotFound."""
     with open_backup(path) as source:
-        return verified(source)
+        return verified(source)[0]
 
 
 @contextmanager
@@ -390,8 +390,10 @@ def open_backup(path: Path) -> Iterator[IO[bytes]]:
         yield source
 
 
-def verified(source: IO[bytes]) -> Manifest:
-    """Return the manifest of a backup of which every byte is right, and which this version can restore. Raises BackupRefused."""
+def verified(source: IO[bytes]) -> tuple[Manifest, int]:
+    """Return the manifest of a backup of which every byte is right, and which this version can restore, and the bytes
+    of its largest object. Raises BackupRefused.
+    """
     sums = TableSums()
     manifest = BackupReader(source).read(sums.visit)
     sums.check(manifest)
@@ -402,7 +404,7 @@ def verified(source: IO[bytes]) -> Manifest:
         raise BackupRefused(f"the backup is of a newer kdskills, {manifest.version[:40]}: {words}", code="backup_newer")
     if set(manifest.databases) - {SERVICE, SESSIONS} or SERVICE not in manifest.databases:
         raise BackupRefused("the backup has other databases than any installation", code="backup_hostile")
-    return manifest
+    return manifest, sums.largest_object
 
 
 @dataclass
@@ -413,6 +415,7 @@ class Restorer:
     bridge: LoopBridge
     source: IO[bytes]
     manifest: Manifest
+    largest_object: int
 
     def __post_init__(self) -> None:
         """Know where things go; nothing is made yet."""
@@ -432,10 +435,8 @@ class Restorer:
             raise RestoreRefused(message, code="restore_no_session_store")
         database_folder(self.settings.work_database, self.settings.state_dir)
         state_folder(self.settings.state_dir, restoring=True)
-        needed = sum(part.size for part in self.manifest.parts.values())
-        needed += sum(
-            table.size for kept_rows in self.manifest.databases.values() for table in kept_rows.tables.values()
-        )
+        here = {"objects": self.settings.artifacts is None, "rows": sqlite_file(urls[SERVICE]) is not None}
+        needed = self.manifest.unpacked(**here) + self.largest_object  # which is put aside before it is stored
         if shutil.disk_usage(self.settings.state_dir).free < needed:
             raise StorageFull(f"the backup unpacks to {needed} bytes, and there is not that much room", needed=needed)
         with self._alone():
@@ -690,9 +691,9 @@ async def restore_backup(
     """
     bridge = LoopBridge()
     with open_backup(path) as source:
-        manifest = await bridge.run(lambda: verified(source))
+        manifest, largest = await bridge.run(lambda: verified(source))
         kept_sessions = any("kd_sessions" in kept_rows.tables for kept_rows in manifest.databases.values())
         if kept_sessions and settings.session_store is not None:
             await make_sessions(settings.session_store)
-        await bridge.run(lambda: Restorer(settings, bridge, source, manifest).restore())
+        await bridge.run(lambda: Restorer(settings, bridge, source, manifest, largest).restore())
     return manifest

@@ -113,6 +113,12 @@ class Manifest(BaseModel):
     missing_count: int = Field(ge=0)
     left_out: int = Field(ge=0)
 
+    def unpacked(self, *, objects: bool, rows: bool) -> int:
+        """Return bytes of the files of a host, with those of objects and of rows where these go to its disk, too."""
+        tables = [table for kept in self.databases.values() for table in kept.tables.values()] if rows else []
+        parts = [part for name, part in self.parts.items() if objects or name != "objects"]
+        return sum(part.size for part in (*parts, *tables))
+
 
 @dataclass(frozen=True, slots=True)
 class BackupMember:
@@ -497,9 +503,12 @@ class TableSums:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], tuple[int, int, Any, int]] = {}
+        self.largest_object = 0
 
     def visit(self, member: BackupMember, stream: IO[bytes]) -> None:
         """Add a member's rows, if it has any. Raises BackupRefused."""
+        if member.part == "objects":
+            self.largest_object = max(self.largest_object, member.size)
         if member.part != "tables":
             return
         database, table, number, content = table_rows(member, stream)

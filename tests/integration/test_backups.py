@@ -42,6 +42,7 @@ from kdskills.jobs.queue import Work
 from kdskills.storage import backup_file
 from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
 from kdskills.storage.database import Database, table_columns, table_names
+from kdskills.storage.folder import StorageFull
 from kdskills.testing.work import WorkLab, labs
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgres"))]
@@ -503,6 +504,31 @@ async def test_bytes_that_are_gone_are_told(tmp_path):
     await target.invoke("backup.restore", {"path": answer.path}, Context())
     found = {row.code: row.count for row in (await target.invoke("db.check", {}, Context())).findings}
     assert found == {"artifact_bytes_missing": 2}
+    await close(source, target)
+
+
+async def test_only_what_goes_to_the_disk_needs_its_room(tmp_path, monkeypatch):
+    """Objects need room in the state folder where they are kept there; elsewhere the largest of them does, one at a time."""
+    (tmp_path / "a").mkdir()
+    source = make_host(tmp_path / "a", session_store=None)
+    for letter in b"abcd":
+        await keep_artifact(source, bytes([letter]) * 1_000_000)
+    made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=2_000_000))
+    for name, store, code in (("b", None, "storage_full"), ("c", str(tmp_path / "store"), None)):
+        (tmp_path / name).mkdir()
+        target = make_host(tmp_path / name, session_store=None, artifacts=store)
+        told = await asyncio.gather(
+            target.invoke("backup.restore", {"path": made.path}, Context()), return_exceptions=True
+        )
+        assert [getattr(error, "code", None) for error in told] == [code]
+        await close(target)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=900_000))
+    (tmp_path / "d").mkdir()
+    target = make_host(tmp_path / "d", session_store=None, artifacts=str(tmp_path / "other"))
+    with pytest.raises(StorageFull):
+        await target.invoke("backup.restore", {"path": made.path}, Context())
     await close(source, target)
 
 
