@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -121,8 +121,7 @@ class BackupMaker:
         self._bridge = bridge
         self._out = BackupWriter(sink)
         self._store: Blobs = open_blobs(settings.artifacts or str(settings.state_dir))
-        blobs = None if settings.artifacts is None else open_blobs(settings.artifacts)
-        self._folders = VersionFolders(settings.state_dir, blobs)
+        self._folders = VersionFolders(settings.state_dir, None if settings.artifacts is None else self._store)
         self._versions: list[tuple[str, str, str]] = []
         self._pointers: dict[str, str | None] = {}
 
@@ -195,7 +194,7 @@ class BackupMaker:
             lines.clear()
             size = 0
 
-        for line in _row_lines(link, table, [column.name for column in table.columns]):
+        for line in _row_lines(link, table, names := [column.name for column in table.columns]):
             digest.update(line)
             lines.append(line)
             size += len(line)
@@ -205,7 +204,6 @@ class BackupMaker:
                 flush()
         if lines:
             flush()
-        names = [column.name for column in table.columns]
         return TableRows(columns=names, rows=count, size=total, sha256=digest.hexdigest())
 
     def _keep_versions(self, database: Database) -> None:
@@ -237,7 +235,7 @@ class BackupMaker:
         self._bridge.go_on()
         member = BackupMember(member_name("objects", key), size)
         try:
-            with self._stored(key) as source:
+            with io.BufferedReader(ChunkStream(self._bridge, self._store.read(key)), CHUNK) as source:
                 if not key.startswith(f"{TOP}/") or not key.endswith(".json"):
                     return self._out.add(member, source, sha256=sha256)
                 content = source.read(min(size, MANIFEST_BYTES) + 1)
@@ -250,15 +248,6 @@ class BackupMaker:
         self._keep_objects((f"{prefix}/{object_name(part)}", part.sha256, part.size) for part in parts)
         # without a part the manifest is left out, too: the session's next save then sends everything anew
         return missing == self._out.missing_count and self._out.add(member, io.BytesIO(content))
-
-    @contextmanager
-    def _stored(self, key: str) -> Iterator[IO[bytes]]:
-        chunks = self._store.read(key)
-        try:
-            with io.BufferedReader(ChunkStream(self._bridge, chunks), CHUNK) as source:
-                yield source
-        finally:
-            self._bridge.wait(_close(chunks))
 
     def _is_later(self, folder: Path) -> bool:
         """Whether a session's folder here is noted to be other than what the rows say, which is written already."""
@@ -332,6 +321,12 @@ class BackupMaker:
                 self._out.tell_missing(member.name)
 
 
+def _full_tables(link: sa.Connection) -> list[str]:
+    """Return the tables that have rows."""
+    names = table_names(link)
+    return [name for name in names if link.execute(sa.select(1).select_from(sa.table(name)).limit(1)).first()]
+
+
 def _mode(name: str, folder: int) -> int:
     """Return the mode of what lies in a folder; 0 when it went away."""
     try:
@@ -353,10 +348,6 @@ def _row_lines(link: sa.Connection, table: sa.Table, names: Sequence[str]) -> It
             for value, is_binary in zip(row, binary, strict=True)
         ]
         yield json.dumps(values, separators=(",", ":")).encode() + b"\n"
-
-
-async def _close(chunks: AsyncIterator[bytes]) -> None:
-    await chunks.aclose()  # type: ignore[attr-defined]
 
 
 async def make_backup(settings: Settings, version: str, path: Path) -> Manifest:
@@ -416,6 +407,7 @@ class Restorer:
     source: IO[bytes]
     manifest: Manifest
     largest_object: int
+    state_only: bool = False
 
     def __post_init__(self) -> None:
         """Know where things go; nothing is made yet."""
@@ -430,7 +422,9 @@ class Restorer:
     def restore(self) -> None:
         """Put everything in place, or nothing. Raises RestoreRefused, BackupRefused, StorageFull, DatabaseUnavailable."""
         urls = databases(self.settings)
-        if self.manifest.databases.keys() - urls.keys():
+        if self.state_only:
+            self._require_rows(urls[SERVICE])
+        elif self.manifest.databases.keys() - urls.keys():
             message = "the backup has conversations: let the setting session_store name where they go"
             raise RestoreRefused(message, code="restore_no_session_store")
         database_folder(self.settings.work_database, self.settings.state_dir)
@@ -445,7 +439,7 @@ class Restorer:
                 self._require_no_files()
             steps = [
                 (name, Database(urls[name], label=f"the {name} database", role="restore"))
-                for name in self.manifest.databases
+                for name in (() if self.state_only else self.manifest.databases)
             ]
             try:
                 self._within(steps, {})
@@ -467,6 +461,13 @@ class Restorer:
                 raise Conflict("another restore is at work in this state folder", code="restore_running") from None
             yield
 
+    def _require_rows(self, url: str) -> None:
+        file = sqlite_file(url)
+        with closing(Database(url, label=f"the {SERVICE} database", role="restore")) as database:
+            if (file is not None and not file.exists()) or not database.ask(_full_tables):
+                message = "the database has no rows: restore one backup of the pool as a whole first"
+                raise RestoreRefused(message, code="restore_no_rows")
+
     def _require_no_files(self) -> None:
         state = self.settings.state_dir
         names = (*PLACED, *(("artifacts", TOP) if self.settings.artifacts is None else ()))
@@ -477,8 +478,8 @@ class Restorer:
     def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection]) -> None:
         """Open a transaction in each database, and fill all of them in the innermost; what fails takes all back."""
         if not steps:
-            if self._again:  # what was placed before its rows were there is nobody's
-                self._clear()
+            for name in (*PLACED, RESTORING) if self._again else ():  # placed before its rows were there: nobody's
+                _remove(self.settings.state_dir / name)
             self._fill(links)
             return
         (name, database), *further = steps
@@ -495,10 +496,9 @@ class Restorer:
     def _prepare(self, name: str, link: sa.Connection) -> None:
         """See that a database is empty, and make its tables as those of the backup were. Raises RestoreRefused."""
         kept_rows = self.manifest.databases[name]
-        names = table_names(link)
         if name == SESSIONS and self._again:
             self._take_back(link)
-        full = [table for table in names if link.execute(sa.select(1).select_from(sa.table(table)).limit(1)).first()]
+        full = _full_tables(link)
         present = current_revisions(link)
         if full or (present and kept_rows.revisions and present != frozenset(kept_rows.revisions)):
             why = f"has rows in {', '.join(full[:5])}" if full else "has tables of another version"
@@ -560,6 +560,8 @@ class Restorer:
 
     def _visit(self, links: Mapping[str, sa.Connection], member: BackupMember, stream: IO[bytes]) -> None:
         self.bridge.go_on()
+        if self.state_only and member.part != "state":
+            return
         try:
             if member.part == "tables":
                 self._add_rows(links, member, stream)
@@ -670,10 +672,6 @@ class Restorer:
         if self._began:  # else it is the mark of an earlier restore that was killed
             _remove(self._staging)
 
-    def _clear(self) -> None:
-        for name in (*PLACED, RESTORING):
-            _remove(self.settings.state_dir / name)
-
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
@@ -683,17 +681,17 @@ def _remove(path: Path) -> None:
 
 
 async def restore_backup(
-    settings: Settings, path: Path, *, make_sessions: Callable[[str], Coroutine[Any, Any, object]]
+    settings: Settings, path: Path, *, state_only: bool, make_sessions: Callable[[str], Coroutine[Any, Any, object]]
 ) -> Manifest:
     """Restore a backup where nothing is, after every byte of it was checked; all or nothing.
 
-    *make_sessions* makes the tables of conversations in the database at a URL. Raises as `check_backup` and `Restorer.restore`.
+    *state_only* restores the files of a host beside rows that are there already. *make_sessions* makes the tables of conversations in the database at a URL. Raises as `check_backup` and `Restorer.restore`.
     """
     bridge = LoopBridge()
     with open_backup(path) as source:
         manifest, largest = await bridge.run(lambda: verified(source))
         kept_sessions = any("kd_sessions" in kept_rows.tables for kept_rows in manifest.databases.values())
-        if kept_sessions and settings.session_store is not None:
+        if kept_sessions and settings.session_store is not None and not state_only:
             await make_sessions(settings.session_store)
-        await bridge.run(lambda: Restorer(settings, bridge, source, manifest, largest).restore())
+        await bridge.run(lambda: Restorer(settings, bridge, source, manifest, largest, state_only).restore())
     return manifest

@@ -304,6 +304,16 @@ class ChunkStream(io.RawIOBase):
         """Return True."""
         return True
 
+    def close(self) -> None:
+        """Let the store go."""
+
+        async def let_go() -> None:
+            await self._chunks.aclose()  # type: ignore[attr-defined]
+
+        if not self.closed:
+            super().close()
+            self._bridge.wait(let_go())
+
     def readinto(self, buffer: Any) -> int:
         """Read what there is of a chunk; 0 at the end. Raises as the store."""
 

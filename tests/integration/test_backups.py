@@ -463,6 +463,46 @@ async def test_conversations_that_were_there_first_are_taken_back(tmp_path, monk
     await close(source, target)
 
 
+async def test_a_second_host_of_a_pool_gets_its_files_back(tmp_path, urls):
+    """Rows are restored once; each further host's files go beside them, whole, and only where there are rows."""
+    before, after = ((urls[n] or f"sqlite:///{tmp_path / name}.db") for n, name in enumerate(("before", "after")))
+    hosts = {}
+    for name in ("a", "b", "new-a", "new-b"):
+        (tmp_path / name).mkdir()
+        facts = {"artifacts": str(tmp_path / ("new-store" if "new" in name else "store")), "session_store": None}
+        hosts[name] = make_host(tmp_path / name, after if "new" in name else before, **facts)
+    await hosts["a"].projects.upload("acme", skill_archive(tmp_path), who="test")
+    await keep_artifact(hosts["b"], b"content")
+    for name in "ab":
+        session = hosts[name].settings.state_dir / "sessions" / f"of-{name}"
+        session.mkdir(parents=True)
+        (session / "file").write_text(name)
+        (session / "file").chmod(0o600)
+        await hosts[name].invoke("backup.create", {"path": str(tmp_path / f"{name}.tar")}, Context())
+        await hosts[name].invoke("projects.create", {"project": f"after-{name}"}, Context())
+
+    async def restored(name: str, **arguments: object) -> str | None:
+        facts = {"path": str(tmp_path / f"{name}.tar"), **arguments}
+        try:
+            await hosts[f"new-{name}"].invoke("backup.restore", facts, Context())
+        except KdskillsError as error:
+            return error.code
+        return None
+
+    assert await restored("b", state_only=True) == "restore_no_rows"
+    assert await restored("a") is None
+    assert await restored("b") == "restore_not_empty"
+    rows, objects = rows_of(after), tree(tmp_path / "new-store")
+    assert await restored("b", state_only=True) is None
+    assert (rows_of(after), tree(tmp_path / "new-store")) == (rows, objects)
+    old, new = (hosts[name].settings.state_dir for name in ("b", "new-b"))
+    assert tree(old / "sessions") == tree(new / "sessions")
+    assert (new / "host").read_text() == (old / "host").read_text()
+    assert not (new / ".restore").exists()
+    assert await restored("b", state_only=True) == "restore_not_empty"
+    await close(*hosts.values())
+
+
 async def test_a_restore_that_fails_takes_all_of_it_back(tmp_path, monkeypatch):
     """An error at the very end, when everything else is in place, leaves an empty database and no file."""
     for name in "ab":

@@ -68,7 +68,7 @@ _KEEP: Final = ("path_missing", "storage_full", "database_unavailable", "artifac
 _BACKUP: Final = ("path_exists", "backup_nothing", *_KEEP)
 _RESTORE: Final = (
     *("backup_damaged", "backup_hostile", "backup_newer", "backup_unknown_table"),
-    *("restore_not_empty", "restore_no_session_store", "restore_running", *_KEEP),
+    *("restore_not_empty", "restore_no_rows", "restore_no_session_store", "restore_running", *_KEEP),
 )
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
