@@ -172,7 +172,13 @@ _ROWS: Final = (
         reads=True,
         input_source="models:ShowTurnInput",
     ),
-    _turn("turns.list", "List turns that were kept, the newest first.", "turn_archive:list_turns", reads=True),
+    _turn(
+        "turns.list",
+        "List turns that were kept, the newest first.",
+        "turn_archive:list_turns",
+        errors=("project_invalid", "unreadable"),
+        reads=True,
+    ),
     _turn("turns.get", "Show a turn that was kept, with the prompt of each step.", "turn_archive:get_turn", reads=True),
     _turn(
         "turns.file",
