@@ -115,9 +115,9 @@ class Manifest(BaseModel):
 
     def unpacked(self, *, objects: bool, rows: bool) -> int:
         """Return bytes of the files of a host, with those of objects and of rows where these go to its disk, too."""
-        tables = [table for kept in self.databases.values() for table in kept.tables.values()] if rows else []
-        parts = [part for name, part in self.parts.items() if objects or name != "objects"]
-        return sum(part.size for part in (*parts, *tables))
+        tables = [table.size for kept in self.databases.values() for table in kept.tables.values()]
+        parts = [part.size for name, part in self.parts.items() if objects or name != "objects"]
+        return sum(parts) + (sum(tables) if rows else 0)
 
 
 @dataclass(frozen=True, slots=True)
