@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.artifacts import blob_key, open_blobs
+from kdskills.jobs.exchange import SESSION_LOCK
 from kdskills.jobs.session_folders import (
     MANIFEST_BYTES,
     NOTE,
@@ -71,7 +72,7 @@ from kdskills.storage.database import (
     table_names,
     utc_now,
 )
-from kdskills.storage.folder import StorageFull, database_folder, state_folder, telling_full_disk
+from kdskills.storage.folder import RESTORING, StorageFull, database_folder, state_folder, telling_full_disk
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -85,7 +86,6 @@ FOLDERS: Final = ("remote", "runs", "sessions", "turns")
 FILES: Final = ("host", "trust.json")
 PLACED: Final = (*FOLDERS, *FILES, "projects")
 """What a restore puts into the state folder, by its name there; caches, locks, sockets and databases are not among it."""
-STAGING: Final = ".restore"
 SERVICE: Final = "service"
 SESSIONS: Final = "sessions"
 OBJECT: Final = re.compile(
@@ -121,8 +121,7 @@ class BackupMaker:
         self._bridge = bridge
         self._out = BackupWriter(sink)
         self._store: Blobs = open_blobs(settings.artifacts or str(settings.state_dir))
-        blobs = None if settings.artifacts is None else open_blobs(settings.artifacts)
-        self._folders = VersionFolders(settings.state_dir, blobs)
+        self._folders = VersionFolders(settings.state_dir, None if settings.artifacts is None else self._store)
         self._versions: list[tuple[str, str, str]] = []
         self._pointers: dict[str, str | None] = {}
 
@@ -195,7 +194,7 @@ class BackupMaker:
             lines.clear()
             size = 0
 
-        for line in _row_lines(link, table, [column.name for column in table.columns]):
+        for line in _row_lines(link, table, names := [column.name for column in table.columns]):
             digest.update(line)
             lines.append(line)
             size += len(line)
@@ -205,7 +204,6 @@ class BackupMaker:
                 flush()
         if lines:
             flush()
-        names = [column.name for column in table.columns]
         return TableRows(columns=names, rows=count, size=total, sha256=digest.hexdigest())
 
     def _keep_versions(self, database: Database) -> None:
@@ -237,7 +235,7 @@ class BackupMaker:
         self._bridge.go_on()
         member = BackupMember(member_name("objects", key), size)
         try:
-            with self._stored(key) as source:
+            with io.BufferedReader(ChunkStream(self._bridge, self._store.read(key)), CHUNK) as source:
                 if not key.startswith(f"{TOP}/") or not key.endswith(".json"):
                     return self._out.add(member, source, sha256=sha256)
                 content = source.read(min(size, MANIFEST_BYTES) + 1)
@@ -250,15 +248,6 @@ class BackupMaker:
         self._keep_objects((f"{prefix}/{object_name(part)}", part.sha256, part.size) for part in parts)
         # without a part the manifest is left out, too: the session's next save then sends everything anew
         return missing == self._out.missing_count and self._out.add(member, io.BytesIO(content))
-
-    @contextmanager
-    def _stored(self, key: str) -> Iterator[IO[bytes]]:
-        chunks = self._store.read(key)
-        try:
-            with io.BufferedReader(ChunkStream(self._bridge, chunks), CHUNK) as source:
-                yield source
-        finally:
-            self._bridge.wait(_close(chunks))
 
     def _is_later(self, folder: Path) -> bool:
         """Whether a session's folder here is noted to be other than what the rows say, which is written already."""
@@ -297,13 +286,18 @@ class BackupMaker:
             self._bridge.go_on()
             folders.sort()
             below = os.path.relpath(path, state)
-            if below == "sessions":
-                folders[:] = [name for name in folders if not self._is_later(state / top / name)]
-            elif top == "sessions" and below.count("/") == 1 and below.rpartition("/")[2] not in self._pointers:
+            if below == top and top.startswith("sessions/") and top.partition("/")[2] not in self._pointers:
                 files = [name for name in files if name != NOTE]  # of a save after the rows, which say of none
             self._out.add(BackupMember(member_name("state", below) + "/", folder=True), io.BytesIO())
             links = [name for name in folders if stat.S_ISLNK(_mode(name, descriptor))]
             self._out.left_out += len(links)
+            if below == "sessions":
+                for name in (name for name in folders if name not in links):
+                    # a command that ends meanwhile would take the version that `current` names away
+                    with suppress(FileNotFoundError), self._bridge.locked(state / top / name / SESSION_LOCK):
+                        if not self._is_later(state / top / name):
+                            self._keep_folder(state, f"{top}/{name}")
+                folders.clear()
             for name in sorted(files):
                 if top == "remote" and name.startswith("calls.sqlite3"):
                     continue
@@ -325,6 +319,12 @@ class BackupMaker:
             )
             if not self._out.add(member, source):
                 self._out.tell_missing(member.name)
+
+
+def _full_tables(link: sa.Connection) -> list[str]:
+    """Return the tables that have rows."""
+    names = table_names(link)
+    return [name for name in names if link.execute(sa.select(1).select_from(sa.table(name)).limit(1)).first()]
 
 
 def _mode(name: str, folder: int) -> int:
@@ -350,10 +350,6 @@ def _row_lines(link: sa.Connection, table: sa.Table, names: Sequence[str]) -> It
         yield json.dumps(values, separators=(",", ":")).encode() + b"\n"
 
 
-async def _close(chunks: AsyncIterator[bytes]) -> None:
-    await chunks.aclose()  # type: ignore[attr-defined]
-
-
 async def make_backup(settings: Settings, version: str, path: Path) -> Manifest:
     """Write a backup into the new file *path*, which is there whole or not at all.
 
@@ -371,7 +367,7 @@ async def make_backup(settings: Settings, version: str, path: Path) -> Manifest:
 def check_backup(path: Path) -> Manifest:
     """Read a whole backup and return its manifest; writes nothing. Raises BackupRefused, NotFound."""
     with open_backup(path) as source:
-        return verified(source)
+        return verified(source)[0]
 
 
 @contextmanager
@@ -385,8 +381,10 @@ def open_backup(path: Path) -> Iterator[IO[bytes]]:
         yield source
 
 
-def verified(source: IO[bytes]) -> Manifest:
-    """Return the manifest of a backup of which every byte is right, and which this version can restore. Raises BackupRefused."""
+def verified(source: IO[bytes]) -> tuple[Manifest, int]:
+    """Return the manifest of a backup of which every byte is right, and which this version can restore, and the bytes
+    of its largest object. Raises BackupRefused.
+    """
     sums = TableSums()
     manifest = BackupReader(source).read(sums.visit)
     sums.check(manifest)
@@ -397,7 +395,7 @@ def verified(source: IO[bytes]) -> Manifest:
         raise BackupRefused(f"the backup is of a newer kdskills, {manifest.version[:40]}: {words}", code="backup_newer")
     if set(manifest.databases) - {SERVICE, SESSIONS} or SERVICE not in manifest.databases:
         raise BackupRefused("the backup has other databases than any installation", code="backup_hostile")
-    return manifest
+    return manifest, sums.largest_object
 
 
 @dataclass
@@ -408,10 +406,12 @@ class Restorer:
     bridge: LoopBridge
     source: IO[bytes]
     manifest: Manifest
+    largest_object: int
+    state_only: bool = False
 
     def __post_init__(self) -> None:
         """Know where things go; nothing is made yet."""
-        self._staging = self.settings.state_dir / STAGING
+        self._staging = self.settings.state_dir / RESTORING
         self._blobs: Blobs = open_blobs(self.settings.artifacts or str(self.settings.state_dir))
         self._folders = VersionFolders(self._staging, None if self.settings.artifacts is None else self._blobs)
         self._began = self._halfway = False
@@ -422,15 +422,15 @@ class Restorer:
     def restore(self) -> None:
         """Put everything in place, or nothing. Raises RestoreRefused, BackupRefused, StorageFull, DatabaseUnavailable."""
         urls = databases(self.settings)
-        if self.manifest.databases.keys() - urls.keys():
+        if self.state_only:
+            self._require_rows(urls[SERVICE])
+        elif self.manifest.databases.keys() - urls.keys():
             message = "the backup has conversations: let the setting session_store name where they go"
             raise RestoreRefused(message, code="restore_no_session_store")
         database_folder(self.settings.work_database, self.settings.state_dir)
-        state_folder(self.settings.state_dir)
-        needed = sum(part.size for part in self.manifest.parts.values())
-        needed += sum(
-            table.size for kept_rows in self.manifest.databases.values() for table in kept_rows.tables.values()
-        )
+        state_folder(self.settings.state_dir, restoring=True)
+        here = {"objects": self.settings.artifacts is None, "rows": sqlite_file(urls[SERVICE]) is not None}
+        needed = self.manifest.unpacked(**here) + self.largest_object  # which is put aside before it is stored
         if shutil.disk_usage(self.settings.state_dir).free < needed:
             raise StorageFull(f"the backup unpacks to {needed} bytes, and there is not that much room", needed=needed)
         with self._alone():
@@ -439,7 +439,7 @@ class Restorer:
                 self._require_no_files()
             steps = [
                 (name, Database(urls[name], label=f"the {name} database", role="restore"))
-                for name in self.manifest.databases
+                for name in (() if self.state_only else self.manifest.databases)
             ]
             try:
                 self._within(steps, {})
@@ -461,6 +461,13 @@ class Restorer:
                 raise Conflict("another restore is at work in this state folder", code="restore_running") from None
             yield
 
+    def _require_rows(self, url: str) -> None:
+        file = sqlite_file(url)
+        with closing(Database(url, label=f"the {SERVICE} database", role="restore")) as database:
+            if (file is not None and not file.exists()) or not database.ask(_full_tables):
+                message = "the database has no rows: restore one backup of the pool as a whole first"
+                raise RestoreRefused(message, code="restore_no_rows")
+
     def _require_no_files(self) -> None:
         state = self.settings.state_dir
         names = (*PLACED, *(("artifacts", TOP) if self.settings.artifacts is None else ()))
@@ -471,8 +478,8 @@ class Restorer:
     def _within(self, steps: list[tuple[str, Database]], links: dict[str, sa.Connection]) -> None:
         """Open a transaction in each database, and fill all of them in the innermost; what fails takes all back."""
         if not steps:
-            if self._again:  # what was placed before its rows were there is nobody's
-                self._clear()
+            for name in (*PLACED, RESTORING) if self._again else ():  # placed before its rows were there: nobody's
+                _remove(self.settings.state_dir / name)
             self._fill(links)
             return
         (name, database), *further = steps
@@ -489,10 +496,9 @@ class Restorer:
     def _prepare(self, name: str, link: sa.Connection) -> None:
         """See that a database is empty, and make its tables as those of the backup were. Raises RestoreRefused."""
         kept_rows = self.manifest.databases[name]
-        names = table_names(link)
         if name == SESSIONS and self._again:
             self._take_back(link)
-        full = [table for table in names if link.execute(sa.select(1).select_from(sa.table(table)).limit(1)).first()]
+        full = _full_tables(link)
         present = current_revisions(link)
         if full or (present and kept_rows.revisions and present != frozenset(kept_rows.revisions)):
             why = f"has rows in {', '.join(full[:5])}" if full else "has tables of another version"
@@ -554,6 +560,8 @@ class Restorer:
 
     def _visit(self, links: Mapping[str, sa.Connection], member: BackupMember, stream: IO[bytes]) -> None:
         self.bridge.go_on()
+        if self.state_only and member.part != "state":
+            return
         try:
             if member.part == "tables":
                 self._add_rows(links, member, stream)
@@ -664,10 +672,6 @@ class Restorer:
         if self._began:  # else it is the mark of an earlier restore that was killed
             _remove(self._staging)
 
-    def _clear(self) -> None:
-        for name in (*PLACED, STAGING):
-            _remove(self.settings.state_dir / name)
-
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
@@ -677,17 +681,17 @@ def _remove(path: Path) -> None:
 
 
 async def restore_backup(
-    settings: Settings, path: Path, *, make_sessions: Callable[[str], Coroutine[Any, Any, object]]
+    settings: Settings, path: Path, *, state_only: bool, make_sessions: Callable[[str], Coroutine[Any, Any, object]]
 ) -> Manifest:
     """Restore a backup where nothing is, after every byte of it was checked; all or nothing.
 
-    *make_sessions* makes the tables of conversations in the database at a URL. Raises as `check_backup` and `Restorer.restore`.
+    *state_only* restores the files of a host beside rows that are there already. *make_sessions* makes the tables of conversations in the database at a URL. Raises as `check_backup` and `Restorer.restore`.
     """
     bridge = LoopBridge()
     with open_backup(path) as source:
-        manifest = await bridge.run(lambda: verified(source))
+        manifest, largest = await bridge.run(lambda: verified(source))
         kept_sessions = any("kd_sessions" in kept_rows.tables for kept_rows in manifest.databases.values())
-        if kept_sessions and settings.session_store is not None:
+        if kept_sessions and settings.session_store is not None and not state_only:
             await make_sessions(settings.session_store)
-        await bridge.run(lambda: Restorer(settings, bridge, source, manifest).restore())
+        await bridge.run(lambda: Restorer(settings, bridge, source, manifest, largest, state_only).restore())
     return manifest

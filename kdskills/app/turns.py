@@ -136,20 +136,23 @@ class TurnArchive:
             private_folder(self.top)
             return private_folder(self.top / project)
         except OSError as error:
-            message = f"the folder of turns cannot be made: {error.strerror}"
-            raise FileRefused(message, code="unreadable", path=str(self.top)) from error
+            raise self._refused("made", error) from error
+
+    def _refused(self, what: str, error: OSError) -> FileRefused:
+        message = f"the folder of turns cannot be {what}: {error.strerror}"
+        return FileRefused(message, code="unreadable", path=str(self.top))
 
     def write(self, project: str, row: TurnRow) -> None:
         """Write the row of a turn, in place of an older one. Raises OSError."""
         replace_file(self.top / project / f"{row.turn_id}.json", row.model_dump_json().encode())
 
     def end(self, project: str, row: TurnRow, result: TurnResult) -> None:
-        """Write what came of a turn, and let go of turns that are too many, too old or too large. Raises OSError."""
+        """Write what came of a turn, and let go of turns that are too many, too old or too large. As `prune`."""
         self.write(project, row.with_result(result, datetime.now(UTC)))
         self.prune(project)
 
     def rows(self, project: str, before: str | None = None) -> Iterator[TurnRow]:
-        """Give the turns of a project, the newest first, from the one after the id *before* on."""
+        """Give the turns of a project, the newest first, from the one after the id *before* on. Raises FileRefused."""
         for turn_id in self._ids(project):
             if before is None or turn_id < before:
                 with suppress(NotFound):  # removed meanwhile, or no turn at all
@@ -203,8 +206,12 @@ class TurnArchive:
             raise _missing(turn_id) from None
 
     def prune(self, project: str) -> int:
-        """Remove the oldest turns until the rest is within the settings; return how many. Those that run stay."""
+        """Remove the oldest turns until the rest is within the settings; return how many. Those that run stay.
+
+        Raises FileRefused when the folder cannot be read, and OSError for a turn that cannot be removed, after the others were.
+        """
         settings, kept_bytes, removed = self.settings, 0, 0
+        trouble: OSError | None = None
         oldest, ids = (
             time.time() - settings.days * DAY_S,
             [each for each in self._ids(project) if TURN_ID.fullmatch(each)],
@@ -216,26 +223,35 @@ class TurnArchive:
             too_old = bool(settings.days) and moment_of_id(turn_id).timestamp() < oldest
             too_large = bool(settings.mb) and number > 1 and kept_bytes > settings.mb * MIB
             if too_many or too_old or too_large:
-                with suppress(NotFound):  # another process removed it first
+                try:
                     if not self.running(project, turn_id):
                         self.remove(project, turn_id)
                         removed += 1
+                except NotFound:  # another process removed it first
+                    continue
+                except OSError as error:
+                    trouble = error
+        if trouble is not None:
+            raise trouble
         return removed
 
     def remove(self, project: str, turn_id: str) -> None:
-        """Remove everything of a turn."""
+        """Remove everything of a turn. Raises OSError, and the turn is there still."""
         folder = self.top / project
-        shutil.rmtree(folder / f"{TURN_PREFIX}{turn_id}", ignore_errors=True)
+        with suppress(FileNotFoundError):  # it made no files, or another process removes it as well
+            shutil.rmtree(folder / f"{TURN_PREFIX}{turn_id}")
         for suffix in (".json", ".jsonl"):  # the transcript last: without it there is no turn
             (folder / f"{turn_id}{suffix}").unlink(missing_ok=True)
 
     def _ids(self, project: str) -> list[str]:
-        """Return the ids of a project's turns, the newest first; names of other files may be among them."""
+        """Return the ids of a project's turns, the newest first; names of other files may be among them. Raises FileRefused."""
         folder = self.top / check_project(project)
         try:
             names = os.listdir(folder) if stat.S_ISDIR(folder.lstat().st_mode) else []  # noqa: PTH208 - no paths
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise self._refused("read", error) from error
         return sorted((name[:-6] for name in names if name.endswith(".jsonl")), reverse=True)
 
     def _size(self, project: str, turn_id: str, folders: Collection[str]) -> int:
@@ -318,8 +334,8 @@ class TurnKeeper:
     async def _written(self, write: Callable[..., None], *facts: object) -> None:
         try:
             await asyncio.to_thread(write, self.identity.project, *facts)
-        except OSError as error:
-            self._tell(error.strerror or "the system refused")
+        except (OSError, FileRefused) as error:
+            self._tell(error.message if isinstance(error, FileRefused) else error.strerror or str(error))
 
     def _tell(self, reason: str) -> None:
         message = f"the turn is not kept as it should be: {reason}; the setting turns.keep switches it off"

@@ -151,11 +151,12 @@ class Storage:
     def database(self) -> Database:
         """The database. Raises MissingExtra."""
         from kdskills.storage.database import Database, upgrade
-        from kdskills.storage.folder import database_folder
+        from kdskills.storage.folder import database_folder, require_restored
 
         url, state_dir = self._settings.work_database, self._settings.state_dir
 
         def prepare(database: Database) -> None:
+            require_restored(state_dir)
             database_folder(url, state_dir)
             upgrade(database, "service")
 

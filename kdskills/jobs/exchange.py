@@ -401,7 +401,8 @@ def keep_outputs(
 
 
 _CURRENT: Final = "current"
-_LOCK: Final = ".lock"
+SESSION_LOCK: Final = ".lock"
+"""What is held beside a session's versions while they are read, or another is made."""
 _NEW: Final = ".new-"
 _KEPT_OUT: Final = frozenset({"link", "not_regular", "bad_name"})
 _UNREAD: Final = frozenset({"too_large", "too_many", "too_deep", "unreadable"})
@@ -568,7 +569,7 @@ class SessionFolder:
     def _locked(self) -> Iterator[None]:
         private_folder(self._top.parent)
         private_folder(self._top)
-        with locked(self._top / _LOCK):
+        with locked(self._top / SESSION_LOCK):
             yield
 
 

@@ -19,7 +19,7 @@ import tarfile
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeVar
@@ -28,6 +28,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kdskills.errors import Conflict, OperatorMustAct
+from kdskills.execution.dirs import locked
 from kdskills.skills.private_files import open_private
 from kdskills.storage.folder import telling_full_disk
 
@@ -38,6 +39,7 @@ BLOCK: Final = tarfile.BLOCKSIZE
 END: Final = bytes(2 * BLOCK)
 INDEXED: Final = 2000
 """Members between two indexes."""
+LOOK_S: Final = 0.05
 MAX_NAME: Final = 8192
 MAX_INDEX: Final = INDEXED * (MAX_NAME + 256)
 MAX_MANIFEST: Final = 4 * CHUNK
@@ -110,6 +112,12 @@ class Manifest(BaseModel):
     missing: list[str] = Field(max_length=MAX_TOLD)
     missing_count: int = Field(ge=0)
     left_out: int = Field(ge=0)
+
+    def unpacked(self, *, objects: bool, rows: bool) -> int:
+        """Return bytes of the files of a host, with those of objects and of rows where these go to its disk, too."""
+        tables = [table.size for kept in self.databases.values() for table in kept.tables.values()]
+        parts = [part.size for name, part in self.parts.items() if objects or name != "objects"]
+        return sum(parts) + (sum(tables) if rows else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +269,18 @@ class LoopBridge:
         if self._stopped.is_set():
             raise asyncio.CancelledError
 
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """Hold a lock file alone; waiting for whoever holds it ends as `go_on` does. Raises as `dirs.locked`."""
+        with ExitStack() as locks:
+            while True:
+                self.go_on()
+                with suppress(BlockingIOError):
+                    locks.enter_context(locked(path, wait=False))
+                    break
+                self._stopped.wait(LOOK_S)
+            yield
+
     async def run(self, work: Callable[[], T]) -> T:
         """Do *work* in a thread; a cancellation ends it at its next `go_on`, and is raised when it has cleaned up."""
         task = asyncio.ensure_future(asyncio.to_thread(work))
@@ -283,6 +303,16 @@ class ChunkStream(io.RawIOBase):
     def readable(self) -> bool:
         """Return True."""
         return True
+
+    def close(self) -> None:
+        """Let the store go."""
+
+        async def let_go() -> None:
+            await self._chunks.aclose()  # type: ignore[attr-defined]
+
+        if not self.closed:
+            super().close()
+            self._bridge.wait(let_go())
 
     def readinto(self, buffer: Any) -> int:
         """Read what there is of a chunk; 0 at the end. Raises as the store."""
@@ -483,9 +513,12 @@ class TableSums:
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], tuple[int, int, Any, int]] = {}
+        self.largest_object = 0
 
     def visit(self, member: BackupMember, stream: IO[bytes]) -> None:
         """Add a member's rows, if it has any. Raises BackupRefused."""
+        if member.part == "objects":
+            self.largest_object = max(self.largest_object, member.size)
         if member.part != "tables":
             return
         database, table, number, content = table_rows(member, stream)

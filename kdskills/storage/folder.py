@@ -22,12 +22,33 @@ CONTENTS: Final = (
 """What lies in a state folder, by pattern: nothing else in a folder somebody chose for it is touched."""
 
 
-def state_folder(path: Path) -> Path:
+RESTORING: Final = ".restore"
+"""What a restore puts aside in a state folder, and its mark until it is done."""
+
+
+class RestoreUnfinished(OperatorMustAct, code="restore_unfinished"):
+    """A restore into this state folder was killed; what is there now would be removed when it is done again."""
+
+
+def require_restored(path: Path) -> None:
+    """Raise RestoreUnfinished if *path* is the state folder of a restore that was killed, or is at work."""
+    mark = path / RESTORING
+    if mark.exists():
+        raise RestoreUnfinished(
+            f"a restore into {path} is not done: do it again with the same file and settings; if that is refused with "
+            f"restore_not_empty, all of it is there, and {mark} may be removed",
+            path=str(path),
+        )
+
+
+def state_folder(path: Path, *, restoring: bool = False) -> Path:
     """Make *path* and its parents, for us alone to enter, and return it; a wider one of ours is closed to others.
 
-    Raises DatabaseUnavailable where the system refuses, as it does below a file or without rights, and ExecRefused for
-    a folder of another user, a link, or one that others may write to.
+    Raises DatabaseUnavailable where the system refuses, as it does below a file or without rights, ExecRefused for
+    a folder of another user, a link, or one that others may write to, and RestoreUnfinished unless we are *restoring*.
     """
+    if not restoring:
+        require_restored(path)
     try:
         private_dir(path, narrow=False)
         close_state(path)
@@ -46,13 +67,13 @@ def close_state(path: Path) -> None:
 def database_folder(url: str, state_dir: Path) -> None:
     """Make the folder a SQLite database lies in; any other than the state folder is the operator's, and keeps its mode.
 
-    Raises as `state_folder`.
+    Raises as `state_folder` of a restore.
     """
     file = sqlite_file(url)
     if file is None:
         return
     if file.parent == state_dir:
-        state_folder(state_dir)
+        state_folder(state_dir, restoring=True)
         return
     try:
         private_dir(make_folder(file.parent), narrow=False)

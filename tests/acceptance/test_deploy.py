@@ -136,6 +136,10 @@ def test_the_compose_file(secret: Path, tmp_path: Path) -> None:
         assert name in ours or re.search("@sha256:[0-9a-f]{64}$", service["image"])
         assert set(service.get("environment", {})).isdisjoint({"POSTGRES_PASSWORD", "MINIO_ROOT_PASSWORD"})
         assert ("ports" in service) == (name == "proxy")
+    for name in ("worker-a", "worker-b"):  # each host is one of its own: doors must reach it by its name
+        assert (ours[name]["hostname"], *ours[name]["networks"]) == (name, "inside")
+        assert ours[name]["environment"]["KDSKILLS_FLEET__LISTEN"].partition(":")[0] == name  # which is what it tells
+        assert "inside" in ours[name.replace("worker", "door")]["networks"]
     for service in ours.values():
         assert (service["cap_drop"], service["read_only"], service.get("user")) == (["ALL"], True, None)
         assert {"cap_add", "privileged"}.isdisjoint(service)
@@ -225,6 +229,7 @@ def test_the_dockerfile() -> None:
     assert set(re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)[0].split(",")) <= set(
         project["optional-dependencies"]
     )
+    assert {"e2b", "kubernetes"} <= set(re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)[0].split(","))
     assert set(re.findall(r"KDSKILLS_\w+", text)) <= known_variables()
     assert f"kdskills:{project['version']}" in text
     assert f"kdskills:{project['version']}" in read("compose.yaml")
@@ -301,12 +306,16 @@ def test_the_chart(landlock: bool) -> None:
         (container,) = pod["containers"]
         closed, account = container["securityContext"], pod["securityContext"]
         assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
+        assert "serviceAccountName" not in pod
         assert (account.get("runAsNonRoot"), account["runAsUser"]) == ((None, 0) if landlock else (True, 10000))
         assert account["seccompProfile"] == {"type": "RuntimeDefault"}
         assert (closed["allowPrivilegeEscalation"], closed["readOnlyRootFilesystem"]) == (False, True)
         assert (closed["capabilities"]["drop"], "add" in closed["capabilities"]) == (["ALL"], landlock)
         assert {row["name"] for row in container["env"] if row["name"].startswith("KDSKILLS_")} <= known_variables()
         command_exists(*container["args"])
+    (ingress,) = (part for part in parts if part["kind"] == "Ingress")
+    (again,) = re.findall("proxy_next_upstream (.*);", read("proxy/kdskills.conf"))
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-next-upstream"] == again
     policies = {part["metadata"]["name"]: part["spec"] for part in parts if part["kind"] == "NetworkPolicy"}
     (fleet,) = policies["k-workers"]["ingress"]
     assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in fleet["from"]] == ["doors"]
@@ -319,6 +328,27 @@ def test_the_chart(landlock: bool) -> None:
         less = [word for index, word in enumerate(CHART) if index not in {missing - 1, missing}]
         refused = subprocess.run([HELM, "template", "k", DEPLOY / "chart", *less], capture_output=True, text=True)
         assert "is required" in refused.stderr
+
+
+@pytest.mark.needs("deploy")
+def test_the_chart_in_a_cluster_that_runs_pods_and_scrapes() -> None:
+    """Doors and workers, and not the tables' job, get the account they are told; Prometheus brings a token, or nothing is made."""
+    words = (*CHART, "--set", "serviceAccount.name=kdskills,serviceAccount.automount=true,serviceMonitor.enabled=true")
+    command = [HELM, "template", "k", DEPLOY / "chart", *words]
+    assert "tokenSecret is required" in subprocess.run(command, capture_output=True, text=True).stderr
+    shown = run(*command, "--set", "serviceMonitor.tokenSecret=scrapes").stdout
+    parts = [part for part in yaml.safe_load_all(shown) if part]
+    accounts = {
+        part["kind"]: (pod.get("serviceAccountName"), pod["automountServiceAccountToken"])
+        for part in parts
+        if "template" in part["spec"]
+        for pod in [part["spec"]["template"]["spec"]]
+    }
+    runs = ("kdskills", True)
+    assert accounts == {"Deployment": runs, "StatefulSet": runs, "Job": (None, False)}
+    (monitor,) = (part for part in parts if part["kind"] == "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "scrapes", "key": "token"}}
 
 
 PAGES = (

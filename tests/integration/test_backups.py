@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
@@ -28,12 +29,20 @@ from kdskills.app import Host, Settings
 from kdskills.app.backup import BackupMaker, Restorer, check_backup
 from kdskills.app.operations import Context
 from kdskills.app.settings import settings_line
+from kdskills.app.turns import TurnArchive
 from kdskills.doors.cli.main import build_cli
 from kdskills.errors import Conflict, KdskillsError, NotFound
+from kdskills.execution.dirs import locked
+from kdskills.execution.request import Artifact
 from kdskills.jobs.artifacts import ArtifactKeeper
+from kdskills.jobs.attempts import OutputBounds
+from kdskills.jobs.exchange import SessionFolder, WorkdirFiles
 from kdskills.jobs.model import Scope, TaskHead
+from kdskills.jobs.queue import Work
+from kdskills.storage import backup_file
 from kdskills.storage.backup_file import BackupMember, BackupReader, BackupRefused, BackupWriter, DatabaseRows
 from kdskills.storage.database import Database, table_columns, table_names
+from kdskills.storage.folder import StorageFull
 from kdskills.testing.work import WorkLab, labs
 
 KINDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgres"))]
@@ -265,6 +274,69 @@ async def test_folders_of_sessions_in_the_store_are_kept(tmp_path, monkeypatch):
         assert (made.complete, made.missing_count) == (False, 2)
 
 
+async def test_a_command_that_ends_while_its_session_is_copied(tmp_path, monkeypatch):
+    """The version that `current` names is in the backup: whoever would take it away waits until the session is copied."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    source, target = (make_host(tmp_path / name, session_store=None) for name in "ab")
+    await source.invoke("projects.create", {"project": "acme"}, Context())
+    one, other = (SessionFolder(host.settings.state_dir / "sessions" / "s1") for host in (source, target))
+
+    def commit(content: bytes) -> None:
+        item = Artifact(
+            path="f", size=len(content), sha256=hashlib.sha256(content).hexdigest(), mode=0o600, content=content
+        )
+        with one.reading() as base:
+            pass
+        assert not one.commit(base, WorkdirFiles([item], True), OutputBounds())
+
+    commit(b"one")
+    keep_file, waited = BackupMaker._keep_file, []
+
+    def ends(self: BackupMaker, path: str, descriptor: int) -> None:
+        keep_file(self, path, descriptor)
+        if path == "sessions/s1/current":
+            try:
+                with locked(source.settings.state_dir / "sessions" / "s1" / ".lock", wait=False):
+                    pass
+                commit(b"two")
+            except BlockingIOError:
+                waited.append(path)
+
+    monkeypatch.setattr(BackupMaker, "_keep_file", ends)
+    made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+    await target.invoke("backup.restore", {"path": made.path}, Context())
+    with other.reading() as version:
+        assert (version.folder / "f").read_bytes() == b"one"
+    assert waited
+    commit(b"two")  # and it is let go
+    await close(source, target)
+
+
+async def test_a_backup_that_waits_for_a_session_can_be_stopped(tmp_path, monkeypatch):
+    """Whoever gives up on a backup need not wait until a session is let go; nothing of it stays, and the next is whole."""
+    (tmp_path / "a").mkdir()
+    source, looks = make_host(tmp_path / "a"), asyncio.Semaphore(0)
+    await fill(source, tmp_path)
+    loop = asyncio.get_running_loop()
+
+    def looked(path: Path, *, wait: bool) -> contextlib.AbstractContextManager[None]:
+        loop.call_soon_threadsafe(looks.release)
+        return locked(path, wait=wait)
+
+    monkeypatch.setattr(backup_file, "locked", looked)
+    with locked(source.settings.state_dir / "sessions" / "s1" / ".lock"):
+        making = asyncio.create_task(source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context()))
+        for _ in range(3):
+            await looks.acquire()
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert not list(tmp_path.glob("*made.tar*"))
+    assert (await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())).complete
+    await close(source)
+
+
 DYING = """
 import asyncio, importlib, os, signal, sys
 from pathlib import Path
@@ -330,7 +402,7 @@ async def test_a_killed_backup_leaves_nothing_that_is_restored(tmp_path):
 async def test_a_killed_restore_is_done_again(tmp_path, where, when):
     """Killed among the objects, or with everything in place but its rows: the next restore puts all of it in place.
 
-    Killed after its rows were there it is done, and the next one is refused.
+    Killed after its rows were there it is done, and the next one is refused. Until then nobody begins to work there.
     """
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -338,10 +410,20 @@ async def test_a_killed_restore_is_done_again(tmp_path, where, when):
     await fill(source, tmp_path)
     made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
     await asyncio.to_thread(die, where, when, target, "backup.restore", tmp_path / "made.tar")
+    facts = target.settings
+    begins = [
+        target.invoke("projects.list", {}, Context()),
+        asyncio.to_thread(Work, facts.work_database, facts.state_dir),
+        asyncio.to_thread(TurnArchive(facts.turns, facts.state_dir).folder, "acme"),
+    ]
+    told = await asyncio.gather(*begins, return_exceptions=True)
+    assert [getattr(error, "code", error) for error in told] == ["restore_unfinished"] * 3
     if where.endswith("remove_tree"):
         with pytest.raises(KdskillsError) as refused:
             await target.invoke("backup.restore", {"path": made.path}, Context())
         assert refused.value.code == "restore_not_empty"
+        shutil.rmtree(facts.state_dir / ".restore")
+        assert (await target.invoke("projects.list", {}, Context())).projects
     else:
         await target.invoke("backup.restore", {"path": made.path}, Context())
     assert rows_of(source.settings.work_database) == rows_of(target.settings.work_database)
@@ -379,6 +461,46 @@ async def test_conversations_that_were_there_first_are_taken_back(tmp_path, monk
     for name in ("session_store", "work_database"):
         assert rows_of(getattr(source.settings, name)) == rows_of(getattr(target.settings, name))
     await close(source, target)
+
+
+async def test_a_second_host_of_a_pool_gets_its_files_back(tmp_path, urls):
+    """Rows are restored once; each further host's files go beside them, whole, and only where there are rows."""
+    before, after = ((urls[n] or f"sqlite:///{tmp_path / name}.db") for n, name in enumerate(("before", "after")))
+    hosts = {}
+    for name in ("a", "b", "new-a", "new-b"):
+        (tmp_path / name).mkdir()
+        facts = {"artifacts": str(tmp_path / ("new-store" if "new" in name else "store")), "session_store": None}
+        hosts[name] = make_host(tmp_path / name, after if "new" in name else before, **facts)
+    await hosts["a"].projects.upload("acme", skill_archive(tmp_path), who="test")
+    await keep_artifact(hosts["b"], b"content")
+    for name in "ab":
+        session = hosts[name].settings.state_dir / "sessions" / f"of-{name}"
+        session.mkdir(parents=True)
+        (session / "file").write_text(name)
+        (session / "file").chmod(0o600)
+        await hosts[name].invoke("backup.create", {"path": str(tmp_path / f"{name}.tar")}, Context())
+        await hosts[name].invoke("projects.create", {"project": f"after-{name}"}, Context())
+
+    async def restored(name: str, **arguments: object) -> str | None:
+        facts = {"path": str(tmp_path / f"{name}.tar"), **arguments}
+        try:
+            await hosts[f"new-{name}"].invoke("backup.restore", facts, Context())
+        except KdskillsError as error:
+            return error.code
+        return None
+
+    assert await restored("b", state_only=True) == "restore_no_rows"
+    assert await restored("a") is None
+    assert await restored("b") == "restore_not_empty"
+    rows, objects = rows_of(after), tree(tmp_path / "new-store")
+    assert await restored("b", state_only=True) is None
+    assert (rows_of(after), tree(tmp_path / "new-store")) == (rows, objects)
+    old, new = (hosts[name].settings.state_dir for name in ("b", "new-b"))
+    assert tree(old / "sessions") == tree(new / "sessions")
+    assert (new / "host").read_text() == (old / "host").read_text()
+    assert not (new / ".restore").exists()
+    assert await restored("b", state_only=True) == "restore_not_empty"
+    await close(*hosts.values())
 
 
 async def test_a_restore_that_fails_takes_all_of_it_back(tmp_path, monkeypatch):
@@ -422,6 +544,31 @@ async def test_bytes_that_are_gone_are_told(tmp_path):
     await target.invoke("backup.restore", {"path": answer.path}, Context())
     found = {row.code: row.count for row in (await target.invoke("db.check", {}, Context())).findings}
     assert found == {"artifact_bytes_missing": 2}
+    await close(source, target)
+
+
+async def test_only_what_goes_to_the_disk_needs_its_room(tmp_path, monkeypatch):
+    """Objects need room in the state folder where they are kept there; elsewhere the largest of them does, one at a time."""
+    (tmp_path / "a").mkdir()
+    source = make_host(tmp_path / "a", session_store=None)
+    for letter in b"abcd":
+        await keep_artifact(source, bytes([letter]) * 1_000_000)
+    made = await source.invoke("backup.create", {"path": str(tmp_path / "made.tar")}, Context())
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=2_000_000))
+    for name, store, code in (("b", None, "storage_full"), ("c", str(tmp_path / "store"), None)):
+        (tmp_path / name).mkdir()
+        target = make_host(tmp_path / name, session_store=None, artifacts=store)
+        told = await asyncio.gather(
+            target.invoke("backup.restore", {"path": made.path}, Context()), return_exceptions=True
+        )
+        assert [getattr(error, "code", None) for error in told] == [code]
+        await close(target)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=900_000))
+    (tmp_path / "d").mkdir()
+    target = make_host(tmp_path / "d", session_store=None, artifacts=str(tmp_path / "other"))
+    with pytest.raises(StorageFull):
+        await target.invoke("backup.restore", {"path": made.path}, Context())
     await close(source, target)
 
 

@@ -8,11 +8,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
 {{- define "kdskills.pod" -}}
-automountServiceAccountToken: false
 enableServiceLinks: false  # KDSKILLS_… variables of services would be taken for settings
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{- define "kdskills.cluster" -}}
+{{- with .Values.serviceAccount.name }}
+serviceAccountName: {{ . }}
+{{- end }}
+automountServiceAccountToken: {{ .Values.serviceAccount.automount }}
 {{- end }}
 
 {{- define "kdskills.account" -}}

@@ -68,7 +68,7 @@ _KEEP: Final = ("path_missing", "storage_full", "database_unavailable", "artifac
 _BACKUP: Final = ("path_exists", "backup_nothing", *_KEEP)
 _RESTORE: Final = (
     *("backup_damaged", "backup_hostile", "backup_newer", "backup_unknown_table"),
-    *("restore_not_empty", "restore_no_session_store", "restore_running", *_KEEP),
+    *("restore_not_empty", "restore_no_rows", "restore_no_session_store", "restore_running", *_KEEP),
 )
 _PROBE: Final = ("not_yours_to_say", "codex_missing", "app_server_gone")
 
@@ -172,7 +172,13 @@ _ROWS: Final = (
         reads=True,
         input_source="models:ShowTurnInput",
     ),
-    _turn("turns.list", "List turns that were kept, the newest first.", "turn_archive:list_turns", reads=True),
+    _turn(
+        "turns.list",
+        "List turns that were kept, the newest first.",
+        "turn_archive:list_turns",
+        errors=("project_invalid", "unreadable"),
+        reads=True,
+    ),
     _turn("turns.get", "Show a turn that was kept, with the prompt of each step.", "turn_archive:get_turn", reads=True),
     _turn(
         "turns.file",

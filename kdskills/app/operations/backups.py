@@ -45,6 +45,9 @@ class RestoreInput(Input):
 
     path: Path = Field(description="The backup's file.")
     check: bool = Field(default=False, description="Read every byte and write nothing.")
+    state_only: bool = Field(
+        default=False, description="Only the host's own files: its pool's rows and objects are there already."
+    )
 
 
 class BackupOutput(Output):
@@ -113,7 +116,9 @@ async def restore(host: Host, settings: Settings, arguments: RestoreInput) -> Ba
         store = await asyncio.to_thread(host.session_store, url)
         await store.get("restore")
 
-    manifest = await restore_backup(settings, arguments.path, make_sessions=make_sessions)
+    manifest = await restore_backup(
+        settings, arguments.path, make_sessions=make_sessions, state_only=arguments.state_only
+    )
     return _answer(arguments.path, manifest, restored=True)
 
 

@@ -20,7 +20,7 @@ from kdskills.app.operations import Context
 from kdskills.app.operations.turn_archive import text_diff
 from kdskills.app.settings import TurnsSettings
 from kdskills.app.turns import TurnArchive, TurnRow, moment_of_id
-from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
+from kdskills.errors import BadRequest, CallRefused, FileRefused, KdskillsError, NotFound
 from kdskills.models import Redactor
 from kdskills.session.core import uuid7
 from kdskills.solver.bus import EventBus
@@ -304,6 +304,26 @@ async def test_turns_are_listed_by_status(host):
     assert [row.turn_id for row in (await host.call("turns.list", status="final")).turns] == [final]
     with pytest.raises(BadRequest):
         await host.call("turns.list", status="asleep")
+
+
+def test_turns_that_cannot_be_read_or_removed_are_told(tmp_path, monkeypatch):
+    """A folder that may not be opened is no empty one, and a turn that cannot be removed is named, after all others went."""
+    archive = TurnArchive(TurnsSettings(most=1), tmp_path)
+    ids = [put(archive, age=timedelta(days=days)) for days in (1, 2, 3)]
+    stuck = archive.folder("local") / f"kdskills-turn-{ids[1]}"
+    stuck.symlink_to(tmp_path)
+    with pytest.raises(OSError, match="symbolic link"):
+        archive.prune("local")
+    assert [row.turn_id for row in archive.rows("local")] == ids[:2]
+    assert list(archive.rows("nobody")) == []
+
+    def refuses(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuses)
+    for look in (lambda: list(archive.rows("local")), lambda: archive.prune("local")):
+        with pytest.raises(FileRefused, match="cannot be read: Permission denied"):
+            look()
 
 
 @pytest.mark.parametrize(
