@@ -76,6 +76,7 @@ class Retention:
             for kind, items in await self.work.database.read(self._heavy):
                 await self._forget(kind, items)
                 removed_heads += len(items)
+        await self.artifacts.tend()
         await asyncio.to_thread(self._tidy)
         await SessionFolders(self.work, self.artifacts).tend()
         return removed_heads

@@ -28,6 +28,9 @@ class Forgetful:
         """Forget."""
         self.gone += task_ids
 
+    async def tend(self):
+        """Have nothing left over."""
+
 
 @pytest.fixture
 def artifacts():

@@ -76,6 +76,9 @@ class Shelf:
     async def forget(self, task_ids):
         """Forget nothing."""
 
+    async def tend(self):
+        """Have nothing left over."""
+
 
 class Bench:
     """A place with a worker in its roster, whose tasks run here."""
