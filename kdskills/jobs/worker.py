@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
-from kdskills.jobs.attempts import RUNS, attempt_alive, cancel_attempt, require_task_id
+from kdskills.jobs.attempts import RUNS, cancel_attempt, require_task_id
 from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
 from kdskills.jobs.records import in_states, printed_bytes, project_bytes
@@ -229,12 +229,9 @@ async def end_leftovers(work: Work) -> int:
     was killed between a terminal head and the end of the program.
     """
     ended = 0
-    top = work.state_dir / RUNS
 
     def living() -> list[tuple[str, list[Path]]]:
-        alive = (
-            (item, [path for path in (top / item).iterdir() if attempt_alive(path)]) for item in work.attempts.tasks()
-        )
+        alive = ((item, work.attempts.living(item)) for item in work.attempts.tasks())
         return [(item, folders) for item, folders in alive if folders]
 
     def ours(link: sa.Connection, item: str) -> bool:

@@ -1,6 +1,7 @@
 """What is over is forgotten whole: head, workflow, artifacts, run folders; what is not over stays."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 from kdskills.errors import NotFound
 from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
-from kdskills.jobs.attempts import OutFile
+from kdskills.jobs.attempts import OutFile, cancel_attempt
 from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
 from kdskills.jobs.records import new_row, project_bytes
-from kdskills.jobs.worker import Retention
+from kdskills.jobs.worker import Retention, end_leftovers
 from kdskills.storage.database import micros, utc_now
 
 DAY = 86_400_000_000
@@ -259,3 +260,26 @@ async def test_inputs_of_what_waits_stay(client, make, open_place):
     assert await Retention(work, keeper).round() >= 1
     with pytest.raises(NotFound):
         await client.head(TaskHead, make.scope, made.id)
+
+
+async def test_folders_that_go_meanwhile_stop_no_round(work, artifacts, monkeypatch):
+    """Folders others remove at the same moment, and files that are nobody's attempt, hide no program that must end."""
+    runs = work.state_dir / "runs"
+    for name in ("fleeting", "task_1"):
+        (runs / name / "1").mkdir(parents=True)
+    (runs / "stray").write_text("no folder")
+    (runs / "task_1" / "stray").write_text("no attempt")
+    listed = work.attempts.tasks()
+
+    def tasks():
+        shutil.rmtree(runs / "fleeting", ignore_errors=True)
+        return listed
+
+    monkeypatch.setattr(work.attempts, "tasks", tasks)
+    lock = shim.take_lock(runs / "task_1" / "1")
+    assert await end_leftovers(work) == 1
+    os.close(lock)
+    assert await end_leftovers(work) == 0
+    assert cancel_attempt(runs / "fleeting" / "1") is False
+    os.utime(runs / "stray", (1, 1))
+    assert await Retention(work, artifacts).round() == 0
