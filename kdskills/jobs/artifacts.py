@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
+from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.model import OCTETS, ArtifactRef, Scope, TaskHead, artifact_id, mime_of
-from kdskills.jobs.records import ContentRecords
+from kdskills.jobs.records import ContentRecords, WorkRecords
 from kdskills.skills.private_files import FILE_MODE, make_folder, open_private, private_folder, write_private
 from kdskills.storage.database import Database, LazyModule, micros, upsert, utc_now
 
@@ -483,8 +483,13 @@ class ArtifactKeeper:
         self._tables = tables
         self._cache = cache
 
-    async def keep(self, head: TaskHead, files: Sequence[OutFile], folder: Path) -> tuple[ArtifactRef, ...]:
-        """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids."""
+    async def keep(
+        self, head: TaskHead, files: Sequence[OutFile], folder: Path, *, executor: str | None = None
+    ) -> tuple[ArtifactRef, ...]:
+        """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids.
+
+        Raises Conflict when the worker *executor*, unless that is None, does not hold the task any more, or it is over.
+        """
         refs: list[ArtifactRef] = []
         for item in files:
             content = await self.store.measure(folder / item.file)
@@ -503,7 +508,7 @@ class ArtifactKeeper:
                 "skill_name": placement.skill_name,
                 "version_hash": placement.version_hash,
             }
-            await self._note_down(provenance, ref)
+            await self._note_down(provenance, ref, executor)
             await self.store.save(head.scope.project, folder / item.file)
             refs.append(ref)
         return tuple(refs)
@@ -580,17 +585,28 @@ class ArtifactKeeper:
             source.unlink(missing_ok=True)
         return item
 
-    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef) -> None:
+    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef, executor: str | None = None) -> None:
         """Add the row of an artifact, when nobody is deleting its bytes: those stored from now on stay."""
         while True:
-            if await self._database.write(partial(self._add, whose=whose, ref=ref)):
+            if await self._database.write(partial(self._add, whose=whose, ref=ref, executor=executor)):
                 return
             await asyncio.sleep(WAIT_S)  # another process is at it, and tells nobody when it is through
 
-    def _add(self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef) -> bool:
-        """Add a row; False while somebody deletes the same bytes."""
-        project, table, contents = str(whose["project"]), self._tables.artifacts, self._contents
+    def _add(
+        self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef, executor: str | None
+    ) -> bool:
+        """Add a row; False while somebody deletes the same bytes. Raises Conflict when *executor* lost the task."""
+        project, table, contents, task = (
+            str(whose["project"]),
+            self._tables.artifacts,
+            self._contents,
+            whose.get("task_id"),
+        )
         contents.alone(link)
+        if executor is not None:
+            records = WorkRecords(self._tables, link.dialect.name)
+            if not records.goes_on(link, "task", str(task), executor, even_canceled=True):
+                raise Conflict(f"{task} is not of {executor} any more, or over: nothing of it is kept")
         if not contents.take(link, project, ref.sha256):
             return False
         row = {"task_id": None, "job_id": None, "skill_name": "", "version_hash": "", **whose}

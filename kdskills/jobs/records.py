@@ -282,11 +282,11 @@ class WorkRecords:
         parameters = scope.model_dump(exclude={"alias"}) | {"most": most}
         return min(most, sum(link.execute(self._open_work, parameters).one()))
 
-    def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
-        """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
+    def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str, *, even_canceled: bool = False) -> bool:
+        """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked, or *even_canceled*."""
         table = self.table(kind)
         mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
-        open_ = (table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
+        open_ = (table.c.status.not_in(_OVER), *(() if even_canceled else (table.c.cancel_at.is_(None),)))
         return link.execute(table.select().with_only_columns(table.c.id).where(*mine, *open_)).first() is not None
 
     def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:

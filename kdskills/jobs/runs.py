@@ -432,7 +432,7 @@ class TaskRun:
         refs: tuple[ArtifactRef, ...] = ()
         errors = list(verdict.output_errors)
         if attempt is not None and verdict.artifacts:
-            files, keep = verdict.artifacts, self._context.keeper.keep
+            files, keep = verdict.artifacts, partial(self._context.keeper.keep, executor=self._context.executor)
             try:
                 refs = await self._context.patiently(partial(keep, head, files, attempt.folder))
             except KdskillsError as error:

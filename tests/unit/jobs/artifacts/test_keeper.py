@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kdskills.errors import NotFound
+from kdskills.errors import Conflict, NotFound
 from kdskills.jobs.artifacts import INPUT_KEEP, ArtifactKeeper, ArtifactStore, ArtifactStoreUnavailable, open_artifacts
 from kdskills.jobs.attempts import OutFile
 from kdskills.jobs.model import Command, Placement, Scope, TaskHead, TaskSpec, artifact_id
@@ -48,6 +48,12 @@ class Place:
         file = hashlib.sha256(path.encode() + data).hexdigest()
         (self.folder / file).write_bytes(data)
         return OutFile(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), mode=0o644, file=file)
+
+    def workers(self, **hosts: str) -> None:
+        """Enter workers, by the name of each and its host, into the roster."""
+        row = {"slot": 0, "pid": 1, "name": "n", "state": "live", "started_at": 1, "beat_at": 1}
+        rows = [row | {"executor": executor, "host": host} for executor, host in hosts.items()]
+        self.database.change(lambda link: link.execute(self.tables.workers.insert(), rows))
 
     def note(self, project: str, sha256: str, age: timedelta) -> None:
         """Note that somebody began to delete bytes that long ago."""
@@ -276,11 +282,7 @@ async def test_other_content_at_the_same_path_leaves_nothing(place: Place) -> No
 @BOTH
 async def test_hosts_with_a_store_each_keep_their_own(place: Place) -> None:
     """A content that two hosts have goes on each with its last artifact there; that of a host not heard of stays."""
-    workers = place.tables.workers
-    row = {"slot": 0, "pid": 1, "name": "n", "state": "dead", "started_at": 1, "beat_at": 1}
-    place.database.change(
-        lambda link: link.execute(workers.insert(), [row | {"executor": h, "host": h} for h in ("one", "two")])
-    )
+    place.workers(first="one", second="two")
     keepers = {}
     for number, host in enumerate(("one", "two")):
         store = open_artifacts(str(place.folder / host))
@@ -293,6 +295,24 @@ async def test_hosts_with_a_store_each_keep_their_own(place: Place) -> None:
     await keepers["one"].keep(place.row("task_4", host="gone"), [place.left("a", b"same")], place.folder)
     await keepers["one"].forget(["task_3"])
     assert [await keepers[host].store.has("p", sha256) for host in keepers] == [True, True]
+
+
+@BOTH
+async def test_who_lost_a_task_changes_nothing_of_it(place: Place) -> None:
+    """A worker that was given up, or whose task another has or is over, does not replace what the successor stored."""
+    place.workers(old="one", new="two")
+    tables, taken = place.tables, place.row("task_1", executor="old")
+    (first,) = await place.keeper.keep(taken, [place.left("a", b"1")], place.folder, executor="old")
+    tasks, buried = tables.tasks, tables.workers.update().where(tables.workers.c.executor == "old")
+    for changes in (
+        [tasks.update().values(executor="new")],
+        [tasks.update().values(executor="old", status="canceled")],
+        [tasks.update().values(status="running"), buried.values(state="dead")],
+    ):
+        place.database.change(lambda link, changes=changes: [link.execute(change) for change in changes])
+        with pytest.raises(Conflict):
+            await place.keeper.keep(taken, [place.left("a", b"2")], place.folder, executor="old")
+    assert (await place.keeper.find(SCOPE, first.artifact_id)).sha256 == first.sha256
 
 
 async def test_inputs_of_calls_are_kept_for_a_while(place: Place) -> None:

@@ -57,7 +57,7 @@ class Shelf:
         self.failures = []
         self.kept = []
 
-    async def keep(self, head, files, folder):
+    async def keep(self, head, files, folder, *, executor):
         """Keep them."""
         if self.failures:
             raise self.failures.pop(0)
