@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.model import OCTETS, ArtifactRef, Scope, TaskHead, artifact_id, mime_of
-from kdskills.jobs.records import ContentRecords, WorkRecords
+from kdskills.jobs.records import ContentRecords, WorkRecords, inputs_of_open
 from kdskills.skills.private_files import FILE_MODE, make_folder, open_private, private_folder, write_private
 from kdskills.storage.database import Database, LazyModule, micros, upsert, utc_now
 
@@ -462,7 +462,7 @@ DELETE_S: Final = 60.0
 """Seconds one deletion may take: it is through, or given up, before its note is stale."""
 
 INPUT_KEEP: Final = timedelta(days=8)
-"""How long an input is kept that no task owns: longer than any task waits."""
+"""How long an input is kept that no task owns, and for as long as one that is not over takes it."""
 
 WAIT_S: Final = 0.2
 CACHE_S: Final = 86_400.0
@@ -550,10 +550,11 @@ class ArtifactKeeper:
             await self._delete(await self._database.write(partial(self._remove, task_ids=tuple(task_ids))))
 
     async def tend(self) -> None:
-        """Delete the bytes nobody has that were left by who died over them, or by a store that was away.
+        """Forget old inputs that no open work takes, and delete bytes that who died, or a store that was away, left behind.
 
         Raises ArtifactStoreUnavailable; the next call tries again.
         """
+        await self._database.write(self._remove_inputs)
         await self._delete(await self._database.read(self._contents.leftovers))
 
     async def _delete(self, loose: Sequence[tuple[str, str]]) -> None:
@@ -622,11 +623,24 @@ class ArtifactKeeper:
         """Remove the rows of tasks, write down the bytes nobody has any more, and return them."""
         self._contents.alone(link)
         table = self._tables.artifacts
-        old = micros(utc_now() - INPUT_KEEP)
-        mine = sa.or_(table.c.task_id.in_(task_ids), sa.and_(table.c.task_id.is_(None), table.c.created_at < old))
+        mine = table.c.task_id.in_(task_ids)
         had = sorted({(row[0], row[1]) for row in link.execute(sa.select(table.c.project, table.c.sha256).where(mine))})
         link.execute(table.delete().where(mine))
         return self._contents.let_go(link, had)
+
+    def _remove_inputs(self, link: sa.Connection) -> None:
+        """Remove the rows of inputs that came long ago, and that nothing takes that is not over."""
+        self._contents.alone(link)
+        columns, before = self._tables.artifacts.c, micros(utc_now() - INPUT_KEEP)
+        old = sa.select(columns.id, columns.project, columns.sha256).where(
+            columns.task_id.is_(None), columns.created_at < before
+        )
+        rows = link.execute(old).all()
+        wanted = inputs_of_open(link, self._tables) if rows else set[str]()
+        if going := [row for row in rows if row.id not in wanted]:
+            delete = self._tables.artifacts.delete().where(columns.id == sa.bindparam("item"))
+            link.execute(delete, [{"item": row.id} for row in going])
+            self._contents.let_go(link, sorted({(row.project, row.sha256) for row in going}))
 
 
 def _touched(path: Path) -> bool:

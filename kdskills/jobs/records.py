@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -56,6 +57,8 @@ LISTINGS: Final = {
 who holds a session."""
 QUEUED: Final = {"open": ("session_key", "created_at"), "turn": ("status", "created_at", "id")}
 """Indexes the queue asks by: they hold only what is not over, however much is kept of what is."""
+INDEXED: Final = ("queued", "starting", "running")
+"""What is not over, in the order in which SQLite knows these indexes by it."""
 
 
 class WorkTables:
@@ -144,7 +147,7 @@ class WorkTables:
 
     def _work(self, name: str, *more: sa.Column[Any]) -> sa.Table:
         """Return the table of tasks or of jobs: what both have, with their indexes, and *more* columns."""
-        open_ = sa.text("status IN ('queued', 'starting', 'running')")
+        open_ = sa.text(f"status IN ({', '.join(map(repr, INDEXED))})")
         partial: dict[str, Any] = {"sqlite_where": open_, "postgresql_where": open_}
         return sa.Table(
             name,
@@ -608,6 +611,32 @@ def follows(head: TaskHead, verdict: Verdict) -> Repetition:
         return "no"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
+
+
+_INPUT: Final = re.compile(r'"artifact_id":\s*"((?:art|inp)_[A-Za-z0-9]+)"')
+"""An artifact that the text of a specification takes as an input."""
+_PARAMETERS: Final = 500
+"""Ids one statement asks for at most."""
+
+
+def inputs_of_open(link: sa.Connection, tables: WorkTables) -> set[str]:
+    """Return ids of artifacts that tasks and jobs take as inputs that are not over."""
+    wanted = set[str]()
+    for table in (tables.tasks, tables.jobs):
+        query = sa.select(table.c.spec).where(in_states(table, INDEXED), table.c.spec.contains('"artifact_id"'))
+        for spec in link.execute(query).scalars():
+            wanted.update(_INPUT.findall(spec))
+    return wanted
+
+
+def needed_work(link: sa.Connection, tables: WorkTables) -> frozenset[str]:
+    """Return ids of tasks, and of their jobs, whose artifacts are inputs of what is not over."""
+    wanted, artifacts, owners = sorted(inputs_of_open(link, tables)), tables.artifacts.c, set[str]()
+    for first in range(0, len(wanted), _PARAMETERS):
+        some = artifacts.id.in_(wanted[first : first + _PARAMETERS])
+        for row in link.execute(sa.select(artifacts.task_id, artifacts.job_id).where(some)):
+            owners.update(item for item in row if item is not None)
+    return frozenset(owners)
 
 
 def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:

@@ -322,11 +322,11 @@ async def test_inputs_of_calls_are_kept_for_a_while(place: Place) -> None:
     assert (await place.keeper.fetch(SCOPE, item)).read_bytes() == b"large"
     with pytest.raises(NotFound):
         await place.keeper.find(SCOPE.model_copy(update={"project": "q"}), item)
-    await place.keeper.forget(["task_unknown"])
+    await place.keeper.tend()
     await place.keeper.find(SCOPE, item)
     old = micros(utc_now() - INPUT_KEEP * 2)
     place.database.change(lambda link: link.execute(place.tables.artifacts.update().values(created_at=old)))
-    await place.keeper.forget(["task_unknown"])
+    await place.keeper.tend()
     with pytest.raises(NotFound):
         await place.keeper.find(SCOPE, item)
     assert await place.store.has("p", hashlib.sha256(b"large").hexdigest()) is False
