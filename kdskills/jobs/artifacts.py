@@ -488,11 +488,16 @@ class ArtifactKeeper:
     ) -> tuple[ArtifactRef, ...]:
         """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids.
 
-        Raises Conflict when the worker *executor*, unless that is None, does not hold the task any more, or it is over.
+        A file that is not, any more, what *files* say of it is left out. Raises Conflict when the worker *executor*, unless that is None, does not hold the task any more, or it is over.
         """
         refs: list[ArtifactRef] = []
         for item in files:
-            content = await self.store.measure(folder / item.file)
+            try:
+                content = await self.store.measure(folder / item.file)
+            except FileNotFoundError:
+                continue
+            if content != Stored(item.sha256, item.size):
+                continue
             ref = ArtifactRef(
                 artifact_id=artifact_id(head.id, item.path),
                 path=item.path,

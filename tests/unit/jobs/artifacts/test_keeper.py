@@ -297,6 +297,15 @@ async def test_hosts_with_a_store_each_keep_their_own(place: Place) -> None:
     assert [await keepers[host].store.has("p", sha256) for host in keepers] == [True, True]
 
 
+async def test_what_is_not_what_was_told_is_no_artifact(place: Place) -> None:
+    """Files that a power cut emptied, changed or took are not stored in the place of what the program left."""
+    left = [place.left(name, name.encode()) for name in ("good", "cut", "changed", "gone")]
+    (place.folder / left[1].file).write_bytes(b"")
+    (place.folder / left[2].file).write_bytes(b"CHANGED")
+    (place.folder / left[3].file).unlink()
+    assert [ref.path for ref in await place.keeper.keep(head(), left, place.folder)] == ["good"]
+
+
 @BOTH
 async def test_who_lost_a_task_changes_nothing_of_it(place: Place) -> None:
     """A worker that was given up, or whose task another has or is over, does not replace what the successor stored."""
