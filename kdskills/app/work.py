@@ -569,10 +569,10 @@ class WorkService:
         return await self.client.cancel(kind, scope, item, reason, any_agent=any_agent, hook=note)
 
     async def _spooled(self, scope: Scope, part: Any) -> Any:
-        """Return a task or step with its large inputs in the store of artifacts, which is opened only for those."""
-        inputs: list[InputSpec] = []
+        """Return a task or step with its large inputs in the store of artifacts, unless another host that may run it has none."""
+        inputs, work, shared = list[InputSpec](), await self.client.work(), self.settings.artifacts is not None
         for item in part.command.inputs:
-            if isinstance(item, Inline) and len(item.content_base64) > LARGE:
+            if isinstance(item, Inline) and len(item.content_base64) > LARGE and (shared or await work.alone()):
                 artifact_id = await (await self.keeper()).keep_input(scope, base64.b64decode(item.content_base64))
                 item = FromArtifact(path=item.path, artifact_id=artifact_id)
             inputs.append(item)

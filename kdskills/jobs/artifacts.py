@@ -8,7 +8,6 @@ Google's; a library is imported when the first storage that needs it is opened.
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import os
 import re
@@ -24,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from kdskills.errors import MissingExtra, NotFound, OperatorMustAct
-from kdskills.jobs.model import ArtifactRef, Scope, TaskHead
+from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
+from kdskills.jobs.model import OCTETS, ArtifactRef, Scope, TaskHead, artifact_id, mime_of
+from kdskills.jobs.records import ContentRecords, WorkRecords, inputs_of_open
 from kdskills.skills.private_files import FILE_MODE, make_folder, open_private, private_folder, write_private
 from kdskills.storage.database import Database, LazyModule, micros, upsert, utc_now
 
@@ -52,42 +52,8 @@ class ArtifactCorrupt(OperatorMustAct, code="artifact_corrupt"):
     """What is kept of an artifact is not what was stored."""
 
 
-OCTETS: Final = "application/octet-stream"
-
-MIMES: Final = {
-    "bmp": "image/bmp", "bz2": "application/x-bzip2", "css": "text/css", "csv": "text/csv", "doc": "application/msword",
-    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document", "gif": "image/gif",
-    "gz": "application/gzip", "htm": "text/html", "html": "text/html", "ipynb": "application/x-ipynb+json",
-    "jpeg": "image/jpeg", "jpg": "image/jpeg", "js": "text/javascript", "json": "application/json",
-    "jsonl": "application/jsonl", "log": "text/plain", "md": "text/markdown", "mp3": "audio/mpeg", "mp4": "video/mp4",
-    "parquet": "application/vnd.apache.parquet", "pdf": "application/pdf", "png": "image/png",
-    "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation", "py": "text/x-python",
-    "rtf": "application/rtf", "sh": "application/x-sh", "sqlite": "application/vnd.sqlite3", "svg": "image/svg+xml",
-    "tar": "application/x-tar", "toml": "application/toml", "tsv": "text/tab-separated-values", "txt": "text/plain",
-    "wav": "audio/wav", "webp": "image/webp", "xls": "application/vnd.ms-excel",
-    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xml": "application/xml",
-    "yaml": "application/yaml", "yml": "application/yaml", "zip": "application/zip",
-}  # fmt: skip
-"""Media types by suffix: a table of our own, because the one of the machine differs from host to host."""
-
 _PLAIN: Final = frozenset(string.ascii_letters + string.digits + "_.-")
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
-
-
-def mime_of(path: str) -> str:
-    """Return the media type a file's suffix stands for; nothing looks into the file."""
-    name = path.rpartition("/")[2]
-    _, dot, suffix = name.rpartition(".")
-    return MIMES.get(suffix.lower(), OCTETS) if dot else OCTETS
-
-
-def artifact_id(task_id: str, path: str) -> str:
-    """Return the id of what a task left at *path*: the same however often a worker stores it."""
-    parts = b"".join(
-        f"{len(part)}:".encode() + part for part in (task_id.encode(), path.encode("utf-8", "surrogatepass"))
-    )
-    digest = hashlib.sha256(parts).digest()[:16]
-    return "art_" + base64.b32encode(digest).decode().rstrip("=").lower()
 
 
 def blob_key(project: str, sha256: str) -> str:
@@ -334,7 +300,7 @@ class GoogleBlobs:
     async def delete(self, key: str) -> None:
         """Forget a key."""
         with suppress(NotFound), _google_errors():
-            await asyncio.to_thread(self._blob(key).delete)
+            await asyncio.to_thread(self._blob(key).delete, timeout=DELETE_S / 2)  # to connect, and to be answered
 
     async def keys(self, prefix: str) -> list[str]:
         """Return the keys below a prefix that ends with a whole component."""
@@ -492,31 +458,46 @@ def open_artifacts(url: str) -> ArtifactStore:
     return ArtifactStore(open_blobs(url))
 
 
-STALE: Final = timedelta(minutes=2)
-"""A note older than this is of a process that died while it deleted."""
+DELETE_S: Final = 60.0
+"""Seconds one deletion may take: it is through, or given up, before its note is stale."""
 
 INPUT_KEEP: Final = timedelta(days=8)
-"""How long an input is kept that no task owns: longer than any task waits."""
+"""How long an input is kept that no task owns, and for as long as one that is not over takes it."""
 
 WAIT_S: Final = 0.2
 CACHE_S: Final = 86_400.0
-_LOCK: Final = 2_037_582
 
 
 class ArtifactKeeper:
-    """Keeps outputs of tasks and finds them again; *cache* is a folder of copies on this host, for inputs of programs."""
+    """Keeps outputs of tasks and finds them again; *cache* is a folder of copies on this host, for inputs of programs.
 
-    def __init__(self, store: ArtifactStore, database: Database, tables: WorkTables, cache: Path) -> None:
+    *host* is this host's id where the hosts of a pool have a store each: what another one has is not kept here for it.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, database: Database, tables: WorkTables, cache: Path, *, host: str | None = None
+    ) -> None:
         self.store = store
+        self._contents = ContentRecords(tables, host)
         self._database = database
         self._tables = tables
         self._cache = cache
 
-    async def keep(self, head: TaskHead, files: Sequence[OutFile], folder: Path) -> tuple[ArtifactRef, ...]:
-        """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids."""
+    async def keep(
+        self, head: TaskHead, files: Sequence[OutFile], folder: Path, *, executor: str | None = None
+    ) -> tuple[ArtifactRef, ...]:
+        """Store a task's outputs from its attempt's *folder*; doing it again for the same task gives the same ids.
+
+        A file that is not, any more, what *files* say of it is left out. Raises Conflict when the worker *executor*, unless that is None, does not hold the task any more, or it is over.
+        """
         refs: list[ArtifactRef] = []
         for item in files:
-            content = await self.store.measure(folder / item.file)
+            try:
+                content = await self.store.measure(folder / item.file)
+            except FileNotFoundError:
+                continue
+            if content != Stored(item.sha256, item.size):
+                continue
             ref = ArtifactRef(
                 artifact_id=artifact_id(head.id, item.path),
                 path=item.path,
@@ -532,7 +513,7 @@ class ArtifactKeeper:
                 "skill_name": placement.skill_name,
                 "version_hash": placement.version_hash,
             }
-            await self._note_down(provenance, ref)
+            await self._note_down(provenance, ref, executor)
             await self.store.save(head.scope.project, folder / item.file)
             refs.append(ref)
         return tuple(refs)
@@ -570,12 +551,29 @@ class ArtifactKeeper:
 
     async def forget(self, task_ids: Sequence[str]) -> None:
         """Forget the artifacts of these tasks, and the bytes no other artifact of their project has."""
-        if not task_ids:
-            return
-        loose = await self._database.write(lambda link: self._remove(link, tuple(task_ids)))
+        if task_ids:
+            await self._delete(await self._database.write(partial(self._remove, task_ids=tuple(task_ids))))
+
+    async def tend(self) -> None:
+        """Forget old inputs that no open work takes, and delete bytes that who died, or a store that was away, left behind.
+
+        Raises ArtifactStoreUnavailable; the next call tries again.
+        """
+        await self._database.write(self._remove_inputs)
+        await self._delete(await self._database.read(self._contents.leftovers))
+
+    async def _delete(self, loose: Sequence[tuple[str, str]]) -> None:
         for project, sha256 in loose:
-            await self.store.delete(project, sha256)
-            await self._database.write(partial(self._done, note=_note(project, sha256)))
+            mark = await self._database.write(partial(self._contents.begin, project=project, sha256=sha256))
+            if mark is None:
+                continue
+            try:
+                async with asyncio.timeout(DELETE_S):
+                    await self.store.delete(project, sha256)
+            except TimeoutError:
+                words = f"the storage of artifacts deleted nothing within {DELETE_S:g} s"
+                raise ArtifactStoreUnavailable(words) from None
+            await self._database.write(partial(self._contents.done, project=project, sha256=sha256, mark=mark))
 
     async def keep_input(self, scope: Scope, data: bytes) -> str:
         """Store an input that came with a call and return its id; it stays `INPUT_KEEP` after it last came."""
@@ -593,58 +591,61 @@ class ArtifactKeeper:
             source.unlink(missing_ok=True)
         return item
 
-    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef) -> None:
+    async def _note_down(self, whose: Mapping[str, str | None], ref: ArtifactRef, executor: str | None = None) -> None:
         """Add the row of an artifact, when nobody is deleting its bytes: those stored from now on stay."""
         while True:
-            if await self._database.write(partial(self._add, whose=whose, ref=ref)):
+            if await self._database.write(partial(self._add, whose=whose, ref=ref, executor=executor)):
                 return
             await asyncio.sleep(WAIT_S)  # another process is at it, and tells nobody when it is through
 
-    def _add(self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef) -> bool:
-        """Add a row; False while somebody deletes the same bytes."""
-        self._alone(link)
-        project, meta = str(whose["project"]), self._tables.meta
-        note = link.execute(meta.select().where(meta.c.name == _note(project, ref.sha256))).mappings().first()
-        if note is not None:
-            if micros(utc_now()) - int(note["value"]) < STALE / timedelta(microseconds=1):
-                return False
-            self._done(link, _note(project, ref.sha256))
-        table = self._tables.artifacts
+    def _add(
+        self, link: sa.Connection, whose: Mapping[str, str | None], ref: ArtifactRef, executor: str | None
+    ) -> bool:
+        """Add a row; False while somebody deletes the same bytes. Raises Conflict when *executor* lost the task."""
+        project, table, contents, task = (
+            str(whose["project"]),
+            self._tables.artifacts,
+            self._contents,
+            whose.get("task_id"),
+        )
+        contents.alone(link)
+        if executor is not None:
+            records = WorkRecords(self._tables, link.dialect.name)
+            if not records.goes_on(link, "task", str(task), executor, even_canceled=True):
+                raise Conflict(f"{task} is not of {executor} any more, or over: nothing of it is kept")
+        if not contents.take(link, project, ref.sha256):
+            return False
         row = {"task_id": None, "job_id": None, "skill_name": "", "version_hash": "", **whose}
         row |= ref.model_dump(exclude={"artifact_id"}) | {"id": ref.artifact_id, "created_at": micros(utc_now())}
+        old = link.execute(sa.select(table.c.project, table.c.sha256).where(table.c.id == ref.artifact_id)).all()
         new = upsert(link.dialect.name, table).values(row)
         change = {name: row[name] for name in ("sha256", "size", "created_at")}
         link.execute(new.on_conflict_do_update(index_elements=["id"], set_=change))
+        contents.let_go(link, [(row[0], row[1]) for row in old])
         return True
 
-    def _remove(self, link: sa.Connection, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Remove the rows of tasks, note the bytes nobody has any more, and return them."""
-        self._alone(link)
-        table, meta = self._tables.artifacts, self._tables.meta
-        old = micros(utc_now() - INPUT_KEEP)
-        mine = sa.or_(table.c.task_id.in_(task_ids), sa.and_(table.c.task_id.is_(None), table.c.created_at < old))
+    def _remove(self, link: sa.Connection, *, task_ids: tuple[str, ...]) -> list[tuple[str, str]]:
+        """Remove the rows of tasks, write down the bytes nobody has any more, and return them."""
+        self._contents.alone(link)
+        table = self._tables.artifacts
+        mine = table.c.task_id.in_(task_ids)
         had = sorted({(row[0], row[1]) for row in link.execute(sa.select(table.c.project, table.c.sha256).where(mine))})
         link.execute(table.delete().where(mine))
-        loose = []
-        for project, sha256 in had:
-            remaining_rows = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
-            if link.execute(remaining_rows).first() is None:
-                loose.append((project, sha256))
-                new = upsert(link.dialect.name, meta).values(name=_note(project, sha256), value=str(micros(utc_now())))
-                link.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
-        return loose
+        return self._contents.let_go(link, had)
 
-    def _done(self, link: sa.Connection, note: str) -> None:
-        link.execute(self._tables.meta.delete().where(self._tables.meta.c.name == note))
-
-    def _alone(self, link: sa.Connection) -> None:
-        """Let nobody else add or remove artifacts until this transaction is over; SQLite does so by itself."""
-        if link.dialect.name == "postgresql":
-            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-
-
-def _note(project: str, sha256: str) -> str:
-    return "forget:" + hashlib.sha256(f"{sha256}{project}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    def _remove_inputs(self, link: sa.Connection) -> None:
+        """Remove the rows of inputs that came long ago, and that nothing takes that is not over."""
+        self._contents.alone(link)
+        columns, before = self._tables.artifacts.c, micros(utc_now() - INPUT_KEEP)
+        old = sa.select(columns.id, columns.project, columns.sha256).where(
+            columns.task_id.is_(None), columns.created_at < before
+        )
+        rows = link.execute(old).all()
+        wanted = inputs_of_open(link, self._tables) if rows else set[str]()
+        if going := [row for row in rows if row.id not in wanted]:
+            delete = self._tables.artifacts.delete().where(columns.id == sa.bindparam("item"))
+            link.execute(delete, [{"item": row.id} for row in going])
+            self._contents.let_go(link, sorted({(row.project, row.sha256) for row in going}))
 
 
 def _touched(path: Path) -> bool:

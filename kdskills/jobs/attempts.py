@@ -418,6 +418,8 @@ def cancel_attempt(folder: Path, reason: str = "") -> bool:
         noted = True
         try:
             shim.write_json(folder / shim.CANCEL, {"reason": reason[:1000]})
+        except FileNotFoundError:  # it ended, and its folder was removed
+            return False
         except OSError as error:
             if error.errno not in shim.FULL:
                 raise
@@ -537,10 +539,20 @@ class Attempts:
         top = self._state / RUNS / require_task_id(task_id)
         if not top.is_dir():
             return True
-        if any(attempt_alive(path) for path in list(top.iterdir())):
+        if self.living(task_id):
             return False
         shutil.rmtree(top)
         return True
+
+    def living(self, name: str) -> list[Path]:
+        """Return the folders of attempts that live, of what `tasks` told; others remove folders meanwhile, or left a file."""
+        folders: list[Path] = []
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for path in list((self._state / RUNS / name).iterdir()):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    if attempt_alive(path):
+                        folders.append(path)
+        return folders
 
     def silent(self, task_id: str) -> bool:
         """Whether a task has one attempt, which printed nothing and of which our own side had nothing to say."""

@@ -378,7 +378,7 @@ def status_of_error(error: KdskillsError) -> VerdictStatus:
 def keep_outputs(
     folder: Path, artifacts: Iterable[Artifact], bounds: OutputBounds
 ) -> tuple[list[OutFile], list[OutputError]]:
-    """Write *artifacts* as files below *folder* within *bounds*; what does not fit is named."""
+    """Write *artifacts* as files below *folder* within *bounds*, on the disk; what does not fit is named."""
     outputs: list[OutFile] = []
     refused: list[OutputError] = []
     room = bounds.total
@@ -395,8 +395,12 @@ def keep_outputs(
         fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as sink:
             sink.write(item.content)
+            sink.flush()
+            os.fsync(fd)  # the verdict, which is on the disk once it is told, speaks of them
         room -= item.size
         outputs.append(OutFile(path=item.path, size=item.size, sha256=item.sha256, mode=item.mode, file=name))
+    if outputs:
+        shim.sync_folder(folder / shim.OUT)
     return outputs, refused
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -239,6 +240,41 @@ def before(table: Table, status: str) -> tuple[str, ...]:
     return tuple(sorted(state for state, following in table.items() if status in following))
 
 
+OCTETS: Final = "application/octet-stream"
+
+MIMES: Final = {
+    "bmp": "image/bmp", "bz2": "application/x-bzip2", "css": "text/css", "csv": "text/csv", "doc": "application/msword",
+    "docx": "application/vnd.openxmlformats-officedocument.wordprocessingml.document", "gif": "image/gif",
+    "gz": "application/gzip", "htm": "text/html", "html": "text/html", "ipynb": "application/x-ipynb+json",
+    "jpeg": "image/jpeg", "jpg": "image/jpeg", "js": "text/javascript", "json": "application/json",
+    "jsonl": "application/jsonl", "log": "text/plain", "md": "text/markdown", "mp3": "audio/mpeg", "mp4": "video/mp4",
+    "parquet": "application/vnd.apache.parquet", "pdf": "application/pdf", "png": "image/png",
+    "pptx": "application/vnd.openxmlformats-officedocument.presentationml.presentation", "py": "text/x-python",
+    "rtf": "application/rtf", "sh": "application/x-sh", "sqlite": "application/vnd.sqlite3", "svg": "image/svg+xml",
+    "tar": "application/x-tar", "toml": "application/toml", "tsv": "text/tab-separated-values", "txt": "text/plain",
+    "wav": "audio/wav", "webp": "image/webp", "xls": "application/vnd.ms-excel",
+    "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xml": "application/xml",
+    "yaml": "application/yaml", "yml": "application/yaml", "zip": "application/zip",
+}  # fmt: skip
+"""Media types by suffix: a table of our own, because the one of the machine differs from host to host."""
+
+
+def mime_of(path: str) -> str:
+    """Return the media type a file's suffix stands for; nothing looks into the file."""
+    name = path.rpartition("/")[2]
+    _, dot, suffix = name.rpartition(".")
+    return MIMES.get(suffix.lower(), OCTETS) if dot else OCTETS
+
+
+def artifact_id(task_id: str, path: str) -> str:
+    """Return the id of what a task left at *path*: the same however often a worker stores it."""
+    parts = b"".join(
+        f"{len(part)}:".encode() + part for part in (task_id.encode(), path.encode("utf-8", "surrogatepass"))
+    )
+    digest = hashlib.sha256(parts).digest()[:16]
+    return "art_" + base64.b32encode(digest).decode().rstrip("=").lower()
+
+
 class ArtifactRef(Value):
     """A kept output of a task, read back by its id; the path is relative to the session's folder."""
 
@@ -246,7 +282,7 @@ class ArtifactRef(Value):
     path: str
     size: int
     sha256: str
-    mime: str = "application/octet-stream"
+    mime: str = OCTETS
     mode: int = 0o644
 
 

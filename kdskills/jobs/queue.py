@@ -423,6 +423,12 @@ class Work:
         """Whether work is for any host of the pool; never with SQLite, whose file has one host."""
         return self.database.dialect != "sqlite" and self.settings.pool is not False
 
+    async def alone(self) -> bool:
+        """Whether no other host is heard of that may run work submitted here."""
+        workers = self.tables.workers
+        others = sa.select(workers.c.host).where(workers.c.host != self.host).limit(1)
+        return not self.pooled or await self.database.read(lambda link: link.execute(others).first()) is None
+
     def close(self) -> None:
         """Close every connection; blocks."""
         self.database.close()

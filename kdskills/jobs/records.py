@@ -7,10 +7,12 @@ while the row is the worker's and the worker is alive in the roster, so one that
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -55,6 +57,8 @@ LISTINGS: Final = {
 who holds a session."""
 QUEUED: Final = {"open": ("session_key", "created_at"), "turn": ("status", "created_at", "id")}
 """Indexes the queue asks by: they hold only what is not over, however much is kept of what is."""
+INDEXED: Final = ("queued", "starting", "running")
+"""What is not over, in the order in which SQLite knows these indexes by it."""
 
 
 class WorkTables:
@@ -143,7 +147,7 @@ class WorkTables:
 
     def _work(self, name: str, *more: sa.Column[Any]) -> sa.Table:
         """Return the table of tasks or of jobs: what both have, with their indexes, and *more* columns."""
-        open_ = sa.text("status IN ('queued', 'starting', 'running')")
+        open_ = sa.text(f"status IN ({', '.join(map(repr, INDEXED))})")
         partial: dict[str, Any] = {"sqlite_where": open_, "postgresql_where": open_}
         return sa.Table(
             name,
@@ -281,11 +285,11 @@ class WorkRecords:
         parameters = scope.model_dump(exclude={"alias"}) | {"most": most}
         return min(most, sum(link.execute(self._open_work, parameters).one()))
 
-    def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str) -> bool:
-        """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked."""
+    def goes_on(self, link: sa.Connection, kind: str, item: str, executor: str, *, even_canceled: bool = False) -> bool:
+        """Whether *executor*, alive, holds a row that is not over and of which no cancel was asked, or *even_canceled*."""
         table = self.table(kind)
         mine = (table.c.id == item, table.c.executor == executor, self._lives(executor))
-        open_ = (table.c.status.not_in(_OVER), table.c.cancel_at.is_(None))
+        open_ = (table.c.status.not_in(_OVER), *(() if even_canceled else (table.c.cancel_at.is_(None),)))
         return link.execute(table.select().with_only_columns(table.c.id).where(*mine, *open_)).first() is not None
 
     def holder(self, link: sa.Connection, session_key: str, *, but: str = "") -> str | None:
@@ -433,6 +437,97 @@ def dump(values: Sequence[Any]) -> str:
     return json.dumps([value.model_dump(mode="json") for value in values], separators=(",", ":"))
 
 
+STALE: Final = timedelta(minutes=2)
+"""A note older than this is of a process that died while it deleted."""
+
+LOOSE: Final = "loose:"
+_LOCK: Final = 2_037_582
+
+
+class ContentRecords:
+    """Which contents artifacts have, and which nobody has any more: these are written down until their bytes are deleted.
+
+    A note says that bytes are being deleted: nobody adds an artifact of them meanwhile. *host* is this host's id where each
+    host of a pool has a store of its own, and None for one store.
+    """
+
+    def __init__(self, tables: WorkTables, host: str | None = None) -> None:
+        self._tables = tables
+        self._host = host
+
+    def alone(self, link: sa.Connection) -> None:
+        """Let nobody else add or remove artifacts until this transaction is over; SQLite does so by itself."""
+        if link.dialect.name == "postgresql":
+            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+    def take(self, link: sa.Connection, project: str, sha256: str) -> bool:
+        """Let an artifact be added of these bytes; False while somebody deletes them."""
+        if self._is_deleted(link, project, sha256):
+            return False
+        self._drop(link, content_note(project, sha256))
+        return True
+
+    def let_go(self, link: sa.Connection, contents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Write down which of *contents*, by project and digest, nobody has any more, and return them."""
+        loose = [content for content in contents if not self._has_artifact(link, *content)]
+        for content in loose:
+            self._put(link, self._loose(*content), json.dumps([self._host, *content]))
+        return loose
+
+    def leftovers(self, link: sa.Connection) -> list[tuple[str, str]]:
+        """Return what is written down as nobody's, by project and digest, of the store of this host."""
+        meta = self._tables.meta
+        query = sa.select(meta.c.value).where(meta.c.name.startswith(LOOSE)).order_by(meta.c.name)
+        contents = [json.loads(text) for text in link.execute(query).scalars()]
+        return [(project, sha256) for host, project, sha256 in contents if host == self._host]
+
+    def begin(self, link: sa.Connection, *, project: str, sha256: str) -> str | None:
+        """Note that bytes nobody has are deleted from now on, and return the note's text; None leaves them alone."""
+        self.alone(link)
+        if self._has_artifact(link, project, sha256):
+            self._drop(link, self._loose(project, sha256))
+        elif not self._is_deleted(link, project, sha256):
+            mark = str(micros(utc_now()))
+            self._put(link, content_note(project, sha256), mark)
+            return mark
+        return None
+
+    def done(self, link: sa.Connection, *, project: str, sha256: str, mark: str) -> None:
+        """Bytes are deleted: forget that they were nobody's, and the note of *mark*, unless it is another's by now."""
+        self._drop(link, self._loose(project, sha256))
+        self._drop(link, content_note(project, sha256), self._tables.meta.c.value == mark)
+
+    def _has_artifact(self, link: sa.Connection, project: str, sha256: str) -> bool:
+        table, tasks, workers = self._tables.artifacts, self._tables.tasks, self._tables.workers
+        query = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
+        if self._host is not None:  # of a host that is not heard of any more, the files may have been brought here
+            far = sa.and_(tasks.c.host != self._host, tasks.c.host.in_(sa.select(workers.c.host)))
+            query = query.where(~sa.exists().where(tasks.c.id == table.c.task_id, far))
+        return link.execute(query).first() is not None
+
+    def _is_deleted(self, link: sa.Connection, project: str, sha256: str) -> bool:
+        """Whether somebody alive deletes these bytes now."""
+        meta = self._tables.meta
+        begun = link.execute(sa.select(meta.c.value).where(meta.c.name == content_note(project, sha256))).scalar()
+        return begun is not None and micros(utc_now()) - int(begun) < STALE / timedelta(microseconds=1)
+
+    def _put(self, link: sa.Connection, name: str, text: str) -> None:
+        new = upsert(link.dialect.name, self._tables.meta).values(name=name, value=text)
+        link.execute(new.on_conflict_do_update(index_elements=["name"], set_={"value": new.excluded.value}))
+
+    def _drop(self, link: sa.Connection, name: str, *conditions: sa.ColumnElement[bool]) -> None:
+        link.execute(self._tables.meta.delete().where(self._tables.meta.c.name == name, *conditions))
+
+    def _loose(self, project: str, sha256: str) -> str:
+        """Return the name of what is written down: beside the note, whose text earlier versions read as a time."""
+        return LOOSE + hashlib.sha256(f"{content_note(project, sha256)} {self._host}".encode()).hexdigest()[:40]
+
+
+def content_note(project: str, sha256: str) -> str:
+    """Return the name of the note that these bytes are being deleted; its text is when that began, in microseconds."""
+    return "forget:" + hashlib.sha256(f"{sha256}{project}".encode("utf-8", "surrogatepass")).hexdigest()[:40]
+
+
 Repetition = Literal["no", "retry", "restart"]
 
 LOST_TRIES: Final = 3
@@ -516,6 +611,32 @@ def follows(head: TaskHead, verdict: Verdict) -> Repetition:
         return "no"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
+
+
+_INPUT: Final = re.compile(r'"artifact_id":\s*"((?:art|inp)_[A-Za-z0-9]+)"')
+"""An artifact that the text of a specification takes as an input."""
+_PARAMETERS: Final = 500
+"""Ids one statement asks for at most."""
+
+
+def inputs_of_open(link: sa.Connection, tables: WorkTables) -> set[str]:
+    """Return ids of artifacts that tasks and jobs take as inputs that are not over."""
+    wanted = set[str]()
+    for table in (tables.tasks, tables.jobs):
+        query = sa.select(table.c.spec).where(in_states(table, INDEXED), table.c.spec.contains('"artifact_id"'))
+        for spec in link.execute(query).scalars():
+            wanted.update(_INPUT.findall(spec))
+    return wanted
+
+
+def needed_work(link: sa.Connection, tables: WorkTables) -> frozenset[str]:
+    """Return ids of tasks, and of their jobs, whose artifacts are inputs of what is not over."""
+    wanted, artifacts, owners = sorted(inputs_of_open(link, tables)), tables.artifacts.c, set[str]()
+    for first in range(0, len(wanted), _PARAMETERS):
+        some = artifacts.id.in_(wanted[first : first + _PARAMETERS])
+        for row in link.execute(sa.select(artifacts.task_id, artifacts.job_id).where(some)):
+            owners.update(item for item in row if item is not None)
+    return frozenset(owners)
 
 
 def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:

@@ -284,6 +284,7 @@ MIN_FILES: Final = 256
 """Files that can be made on a disk with less of which it is full."""
 _UNPROVED: Final = frozenset({ExecRefused.code, ExecFailed.code})
 """Codes of what may be no fault of the program, but of an engine that works no more."""
+_SPOILT: Final = "what it was when the program ended is not on the disk any more, as after a power cut"
 _ENDED_BETWEEN: Final[dict[str, Any]] = {
     "status": "cancelled",
     "error_code": "canceled",
@@ -458,11 +459,14 @@ class TaskRun:
         refs: tuple[ArtifactRef, ...] = ()
         errors = list(verdict.output_errors)
         if attempt is not None and verdict.artifacts:
-            files, keep = verdict.artifacts, self._context.keeper.keep
+            files, keep = verdict.artifacts, partial(self._context.keeper.keep, executor=self._context.executor)
             try:
                 refs = await self._context.patiently(partial(keep, head, files, attempt.folder))
             except KdskillsError as error:
                 errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
+            else:
+                gone = {output.path for output in files} - {ref.path for ref in refs}
+                errors += [OutputError(path=path, code="not_kept", message=_SPOILT) for path in sorted(gone)]
         status, values = ending(head, verdict)
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)

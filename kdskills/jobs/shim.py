@@ -63,11 +63,16 @@ def write_json(path: Path, facts: object, *, durable: bool = False) -> None:
         part.unlink(missing_ok=True)
         raise
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_in_room(path: Path, facts: dict[str, Any], *, durable: bool = False, words: str | None = None) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import re
 import secrets
 import select
 import sqlite3
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import BadRequest, KdskillsError
-from kdskills.jobs.attempts import RUNS, attempt_alive, cancel_attempt, require_task_id
-from kdskills.jobs.model import ACTIVE, OPEN, TERMINAL, Kind
+from kdskills.jobs.attempts import RUNS, cancel_attempt, require_task_id
+from kdskills.jobs.model import ACTIVE, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
-from kdskills.jobs.records import in_states, printed_bytes, project_bytes
+from kdskills.jobs.records import needed_work, printed_bytes, project_bytes
 from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
     from kdskills.storage.database import Database
 else:
     sa = LazyModule("sqlalchemy")
-
-
-INPUT: Final = re.compile(r'"artifact_id":\s*"(art_[A-Za-z0-9]+)"')
-"""An artifact that the text of a specification takes as an input."""
 
 
 @dataclass
@@ -76,6 +71,7 @@ class Retention:
             for kind, items in await self.work.database.read(self._heavy):
                 await self._forget(kind, items)
                 removed_heads += len(items)
+        await self.artifacts.tend()
         await asyncio.to_thread(self._tidy)
         await SessionFolders(self.work, self.artifacts).tend()
         return removed_heads
@@ -85,28 +81,38 @@ class Retention:
 
         Nobody's is also what ran on a host whose workers were forgotten: it has been silent for as long as work is kept.
         """
-        table, batch = self.work.records.table(kind), self.work.settings.retention_batch
-        over = table.c.status.in_(sorted(TERMINAL))
+        table, columns = self.work.records.table(kind), self.work.records.table(kind).c
         hosts = sa.select(self.work.tables.workers.c.host)
-        ours = sa.or_(table.c.host.is_(None), table.c.host == self.work.host, table.c.host.not_in(hosts))
-        alone = (over, ours) if kind == "job" else (over, ours, table.c.job_id.is_(None))
+        ours = sa.or_(columns.host.is_(None), columns.host == self.work.host, columns.host.not_in(hosts))
+        over = [columns.status.in_(sorted(TERMINAL)), *([] if kind == "job" else [columns.job_id.is_(None)])]
         oldest = micros(utc_now()) - round(self.work.settings.keep_s * 1_000_000)
-        old = sa.select(table.c.id).where(*alone, table.c.finished_at < oldest).limit(batch)
-        expired = list(link.execute(old).scalars())
-        if expired:
+        if expired := self._batch(link, sa.select(columns.id).where(*over, ours, columns.finished_at < oldest)):
             return expired
-        most = self.work.settings.keep_per_project
-        owner = (table.c.tenant, table.c.project)
+        most, owner = self.work.settings.keep_per_project, (columns.tenant, columns.project)
         # an index alone tells; what is over is counted only where there may be too much
         many_rows = sa.select(*owner).group_by(*owner).having(sa.func.count() > most)
         for tenant, project in link.execute(many_rows).all():
-            whose = (*alone, table.c.tenant == tenant, table.c.project == project)
-            many = min(batch, link.execute(sa.select(sa.func.count()).where(*whose)).scalar_one() - most)
-            if many <= 0:
+            whose = (*over, columns.tenant == tenant, columns.project == project)
+            if link.execute(sa.select(sa.func.count()).select_from(table).where(*whose)).scalar_one() <= most:
                 continue
-            first = sa.select(table.c.id).where(*whose).order_by(table.c.finished_at, table.c.id).limit(many)
-            return list(link.execute(first).scalars())
+            latest = sa.select(columns.finished_at, columns.id).where(*whose).offset(most).limit(1)
+            row = link.execute(latest.order_by(columns.finished_at.desc(), columns.id.desc())).first()
+            if row is None:  # other hosts forget at the same time
+                continue
+            moment, item = row
+            first = sa.or_(columns.finished_at < moment, sa.and_(columns.finished_at == moment, columns.id <= item))
+            if excess := self._batch(link, sa.select(columns.id).where(*whose, ours, first)):
+                return excess
         return []
+
+    def _batch(self, link: sa.Connection, query: sa.Select[Any]) -> list[str]:
+        """Return ids of *query*, a batch at most, but for those whose artifacts are inputs of what is not over yet."""
+        batch = self.work.settings.retention_batch
+        items = _ids(link, query=query.limit(batch))
+        needed = needed_work(link, self.work.tables) if items else frozenset()
+        if not needed.isdisjoint(items):
+            items = _ids(link, query=query.limit(batch + len(needed)))
+        return [item for item in items if item not in needed][:batch]
 
     def _heavy(self, link: sa.Connection) -> list[tuple[str, list[str]]]:
         """Return kinds and ids, a batch at most each, of what projects beyond their bytes forget, the first to end first.
@@ -116,10 +122,12 @@ class Retention:
         batch, going = self.work.settings.retention_batch, list[tuple[str, list[str]]]()
         tables, hosts = self.work.tables, sa.select(self.work.tables.workers.c.host)
         other_hosts = set(link.execute(hosts).scalars()) - {self.work.host}
+        needed: frozenset[str] | None = None
         for (tenant, project), used in project_bytes(link, tables, self.work.settings.log_bytes).items():
             if used <= self.work.settings.keep_bytes_per_project:
                 continue
-            for item in self._beyond(link, tenant, project):
+            needed = needed_work(link, self.work.tables) if needed is None else needed
+            for item in self._beyond(link, tenant, project, needed):
                 if item.host in other_hosts:
                     continue
                 if not going or going[-1][0] != item.kind or len(going[-1][1]) >= batch:
@@ -127,7 +135,7 @@ class Retention:
                 going[-1][1].append(item.id)
         return going
 
-    def _beyond(self, link: sa.Connection, tenant: str, project: str) -> list[HeavyWork]:
+    def _beyond(self, link: sa.Connection, tenant: str, project: str, needed: frozenset[str]) -> list[HeavyWork]:
         """Return work of a project that is over and does not fit into its bytes with all that ended later, the first first."""
         tables, most = self.work.tables, self.work.settings.keep_bytes_per_project
         contents: dict[str, list[tuple[str, int]]] = {}
@@ -135,7 +143,7 @@ class Retention:
         mine = (columns.tenant == tenant, columns.project == project, columns.task_id.is_not(None))
         for task, sha256, size in link.execute(sa.select(columns.task_id, columns.sha256, columns.size).where(*mine)):
             contents.setdefault(task, []).append((sha256, size))
-        work, needed = dict[str, HeavyWork](), self._needed(link, tenant, project)
+        work = dict[str, HeavyWork]()
         kinds: tuple[tuple[sa.Table, Kind], ...] = ((tables.jobs, "job"), (tables.tasks, "task"))
         for table, kind in kinds:
             whose, column = (table.c.tenant == tenant, table.c.project == project), table.c
@@ -157,16 +165,6 @@ class Retention:
             if heavy.over and total > most:
                 beyond.append(heavy)
         return beyond[::-1]
-
-    def _needed(self, link: sa.Connection, tenant: str, project: str) -> frozenset[str]:
-        """Return ids of tasks whose artifacts are inputs of what is not over yet."""
-        wanted_ids, artifacts = set[str](), self.work.tables.artifacts.c
-        for table in (self.work.tables.tasks, self.work.tables.jobs):
-            mine = (table.c.tenant == tenant, table.c.project == project, in_states(table, OPEN))
-            for spec in link.execute(sa.select(table.c.spec).where(*mine)).scalars():
-                wanted_ids.update(INPUT.findall(spec))
-        owners = sa.select(artifacts.task_id).where(artifacts.id.in_(wanted_ids), artifacts.task_id.is_not(None))
-        return frozenset(link.execute(owners).scalars())
 
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items
@@ -228,12 +226,9 @@ async def end_leftovers(work: Work) -> int:
     was killed between a terminal head and the end of the program.
     """
     ended = 0
-    top = work.state_dir / RUNS
 
     def living() -> list[tuple[str, list[Path]]]:
-        alive = (
-            (item, [path for path in (top / item).iterdir() if attempt_alive(path)]) for item in work.attempts.tasks()
-        )
+        alive = ((item, work.attempts.living(item)) for item in work.attempts.tasks())
         return [(item, folders) for item, folders in alive if folders]
 
     def ours(link: sa.Connection, item: str) -> bool:

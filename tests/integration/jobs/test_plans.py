@@ -36,6 +36,9 @@ class NoArtifacts:
     async def forget(self, task_ids: Any) -> None:
         """Forget none."""
 
+    async def tend(self) -> None:
+        """Have nothing left over."""
+
 
 def fill(work: Work, kind: str, row: dict[str, Any]) -> None:
     """Add many rows that are over: of three agents, ten sessions each, a week old and younger."""

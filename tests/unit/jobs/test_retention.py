@@ -1,18 +1,20 @@
 """What is over is forgotten whole: head, workflow, artifacts, run folders; what is not over stays."""
 
+import hashlib
 import os
+import shutil
 import time
 
 import pytest
 
 from kdskills.errors import NotFound
 from kdskills.jobs import shim
-from kdskills.jobs.artifacts import ArtifactKeeper, open_artifacts
-from kdskills.jobs.attempts import OutFile
+from kdskills.jobs.artifacts import INPUT_KEEP, ArtifactKeeper, open_artifacts
+from kdskills.jobs.attempts import OutFile, cancel_attempt
 from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
 from kdskills.jobs.records import new_row, project_bytes
-from kdskills.jobs.worker import Retention
+from kdskills.jobs.worker import Retention, end_leftovers
 from kdskills.storage.database import micros, utc_now
 
 DAY = 86_400_000_000
@@ -27,6 +29,9 @@ class Forgetful:
     async def forget(self, task_ids):
         """Forget."""
         self.gone += task_ids
+
+    async def tend(self):
+        """Have nothing left over."""
 
 
 @pytest.fixture
@@ -80,6 +85,19 @@ async def test_a_project_keeps_so_many(client, make, open_place, artifacts):
     assert (await client.head(TaskHead, other.scope, other.id)).terminal
 
 
+async def test_the_hosts_of_a_pool_keep_so_many_together(client, make, open_place, artifacts):
+    """Each host removes what is its own of the oldest that are too many in the whole project, and nothing younger."""
+    work = open_place(keep_per_project=3, retention_batch=1)
+    silent(work, "w", "far", 0)
+    ids = [(await client.submit(make.task())).id for _ in range(8)]
+    for index, item in enumerate(ids):
+        age(work, item, 1 - index / 100)
+    put_on(work, "far", *ids[1::2])
+    assert await Retention(work, artifacts).round() == 3
+    heads = await client.heads(TaskHead, make.scope)
+    assert [head.id for head in heads] == [ids[number] for number in (7, 6, 5, 3, 1)]
+
+
 async def test_a_job_goes_with_its_steps(client, make, work, artifacts):
     """A job's tasks go with it, and never before it."""
     job = await client.submit(make.job("a"))
@@ -99,10 +117,11 @@ async def test_a_job_goes_with_its_steps(client, make, work, artifacts):
     assert await client.heads(JobHead, make.scope) == []
 
 
-def put_on(work, host):
-    """Let every task have run on a host."""
+def put_on(work, host, *items):
+    """Let every task, or some, have run on a host."""
     table = work.tables.tasks
-    work.database.change(lambda link: link.execute(table.update().values(host=host)))
+    change = table.update().where(table.c.id.in_(items)) if items else table.update()
+    work.database.change(lambda link: link.execute(change.values(host=host)))
 
 
 def silent(work, executor, host, days):
@@ -199,7 +218,8 @@ async def test_a_project_keeps_so_many_bytes(client, make, open_place):
         work.database.change(lambda link: link.execute(table.update().where(table.c.id == head.id).values(values)))
         if content:
             (work.state_dir / "out").write_bytes(content)
-            await keeper.keep(head, [OutFile(path="out", file="out", size=1, sha256="", mode=0o600)], work.state_dir)
+            left = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "mode": 0o600}
+            await keeper.keep(head, [OutFile(path="out", file="out", **left)], work.state_dir)
         return head.id
 
     def used():
@@ -240,19 +260,72 @@ async def test_a_project_keeps_so_many_bytes(client, make, open_place):
     assert (await client.head(TaskHead, make.scope.model_copy(update={"project": "other"}), other)).terminal
 
 
-async def test_inputs_of_what_waits_stay(client, make, open_place):
-    """A project beyond its bytes keeps the artifacts that work which is not over yet takes as inputs, and then lets them go."""
-    work = open_place(keep_bytes_per_project=1, keep_s=30 * 86_400.0)
+@pytest.mark.parametrize(
+    "bound",
+    [{"keep_bytes_per_project": 1}, {"keep_s": 60.0}, {"keep_per_project": 1}],
+    ids=lambda bound: next(iter(bound)),
+)
+async def test_inputs_of_what_waits_stay(client, make, open_place, bound):
+    """A project beyond a bound keeps the artifacts that work which is not over yet takes as inputs, and then lets them go."""
+    work = open_place(**{"keep_s": 30 * 86_400.0, "retention_batch": 1} | bound)
     keeper = ArtifactKeeper(open_artifacts(str(work.state_dir)), work.database, work.tables, work.state_dir / "inputs")
-    made = await client.submit(make.task())
-    age(work, made.id, 5)
+    made, other = await client.submit(make.task()), await client.submit(make.task())
     (work.state_dir / "out").write_bytes(b"needed" * 100)
-    (ref,) = await keeper.keep(made, [OutFile(path="out", file="out", size=1, sha256="", mode=0o600)], work.state_dir)
+    left = OutFile(path="out", file="out", size=600, sha256=hashlib.sha256(b"needed" * 100).hexdigest(), mode=0o600)
+    (ref,) = await keeper.keep(made, [left], work.state_dir)
     command = make.command(inputs=(FromArtifact(path="in", artifact_id=ref.artifact_id),))
-    waiting = await client.submit(make.task().model_copy(update={"command": command}))
-    assert await Retention(work, keeper).round() == 0
+    job = make.job("a")
+    step = job.steps[0].model_copy(update={"command": command})
+    waiting = await client.submit(job.model_copy(update={"steps": (step,)}))
+    age(work, made.id, 5)
+    age(work, other.id, 3)
+    assert await Retention(work, keeper).round() == ("keep_per_project" not in bound)
     await keeper.require(make.scope, [ref.artifact_id])
-    age(work, waiting.id, 4)
+    age(work, waiting.id, 4, kind="job")
     assert await Retention(work, keeper).round() >= 1
     with pytest.raises(NotFound):
         await client.head(TaskHead, make.scope, made.id)
+
+
+async def test_old_inputs_go_when_nothing_takes_them(client, make, work):
+    """Without any task that is due, inputs of calls that are old go with their bytes, but for those open work takes."""
+    keeper = ArtifactKeeper(open_artifacts(str(work.state_dir)), work.database, work.tables, work.state_dir / "inputs")
+    ids = [await keeper.keep_input(make.scope, data) for data in (b"unused", b"wanted", b"young")]
+    table, old = work.tables.artifacts, micros(utc_now() - INPUT_KEEP * 2)
+    aging = table.update().where(table.c.id.in_(ids[:2])).values(created_at=old)
+    work.database.change(lambda link: link.execute(aging))
+    command = make.command(inputs=(FromArtifact(path="in", artifact_id=ids[1]),))
+    waiting = await client.submit(make.task().model_copy(update={"command": command}))
+    assert await Retention(work, keeper).round() == 0
+    await keeper.require(make.scope, ids[1:])
+    with pytest.raises(NotFound):
+        await keeper.require(make.scope, ids[:1])
+    assert not await keeper.store.has("local", hashlib.sha256(b"unused").hexdigest())
+    age(work, waiting.id, 1)
+    assert await Retention(work, keeper).round() == 0
+    await keeper.require(make.scope, ids[2:])
+    with pytest.raises(NotFound):
+        await keeper.require(make.scope, ids[1:2])
+
+
+async def test_folders_that_go_meanwhile_stop_no_round(work, artifacts, monkeypatch):
+    """Folders others remove at the same moment, and files that are nobody's attempt, hide no program that must end."""
+    runs = work.state_dir / "runs"
+    for name in ("fleeting", "task_1"):
+        (runs / name / "1").mkdir(parents=True)
+    (runs / "stray").write_text("no folder")
+    (runs / "task_1" / "stray").write_text("no attempt")
+    listed = work.attempts.tasks()
+
+    def tasks():
+        shutil.rmtree(runs / "fleeting", ignore_errors=True)
+        return listed
+
+    monkeypatch.setattr(work.attempts, "tasks", tasks)
+    lock = shim.take_lock(runs / "task_1" / "1")
+    assert await end_leftovers(work) == 1
+    os.close(lock)
+    assert await end_leftovers(work) == 0
+    assert cancel_attempt(runs / "fleeting" / "1") is False
+    os.utime(runs / "stray", (1, 1))
+    assert await Retention(work, artifacts).round() == 0

@@ -20,7 +20,7 @@ from kdskills.app.work import TooMuchWork, scope_of
 from kdskills.errors import Conflict, NotFound
 from kdskills.jobs.attempts import AttemptOrder
 from kdskills.jobs.client import JobsClient
-from kdskills.jobs.model import Command, Inline, JobHead, JobSpec, Placement, StepSpec, TaskHead, TaskSpec
+from kdskills.jobs.model import Command, FromArtifact, Inline, JobHead, JobSpec, Placement, StepSpec, TaskHead, TaskSpec
 
 PLACEMENT = Placement(engine="wall", skill_name="acme.main", version_hash="0")
 
@@ -191,6 +191,30 @@ async def test_large_inputs_of_refused_work_are_not_kept(host: Host) -> None:
     with pytest.raises(TooMuchWork):
         await host.work.submit(Context(who), spec, None, "b")
     assert await kept_artifacts(host) == kept
+
+
+@pytest.mark.needs("postgres")
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("shared", [False, True])
+async def test_large_inputs_reach_whichever_host_runs_them(make_host, database: str, tmp_path, shared: bool) -> None:
+    """They lie in the store, unless another host of the pool may run the work and has a store of its own: then they go with it."""
+    made = make_host(database_url=database, artifacts=str(tmp_path / "shared") if shared else None)
+    settings = made.settings
+    made.work.__dict__["client"] = JobsClient(settings.work_database, settings.state_dir, settings.jobs)
+    try:
+        data = base64.b64encode(bytes(200_000)).decode()
+        command = Command(argv=("true",), timeout_s=10, inputs=(Inline(path="big", content_base64=data),))
+        spec = task(LOCAL).model_copy(update={"command": command})
+        alone = await made.work.submit(Context(), spec, None, "b")
+        work = await made.work.client.work()
+        row = {"executor": "w", "host": "far", "slot": 0, "pid": 1, "name": "far", "state": "dead", "started_at": 1}
+        await work.database.write(lambda link: link.execute(work.tables.workers.insert().values(**row, beat_at=1)))
+        pooled = await made.work.submit(Context(), spec, None, "b")
+        kinds = [type(head.spec.command.inputs[0]) for head in (alone, pooled)]
+        assert kinds == [FromArtifact, FromArtifact if shared else Inline]
+    finally:
+        await made.work.aclose()
+        await made.storage.aclose()
 
 
 async def kept_artifacts(host: Host) -> int:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.jobs.artifacts import artifact_id, blob_key, mime_of
+from kdskills.jobs.artifacts import blob_key
+from kdskills.jobs.model import artifact_id, mime_of
 
 DIGEST = "ab" * 32
 PROJECTS = st.text(min_size=1, max_size=40)

@@ -1,5 +1,6 @@
 """From results to verdicts: statuses, codes, outputs within bounds."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,20 @@ def test_hostile_names_never_become_paths(tmp_path):
     kept, _ = keep_outputs(tmp_path, [Artifact("../../x", 1, "d", 0o644, b"1")], OutputBounds())
     assert [item.file for item in kept] == ["out/0000"]
     assert (tmp_path / "out" / "0000").read_bytes() == b"1"
+
+
+def test_outputs_are_on_the_disk_before_their_verdict(tmp_path, monkeypatch):
+    """Each file, and the names of all of them, are brought to the disk: a power cut after the verdict takes none."""
+    synced, sync = set(), os.fsync
+
+    def note(fd):
+        synced.add((os.fstat(fd).st_ino, os.fstat(fd).st_size))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    kept, _ = keep_outputs(tmp_path, [Artifact(name, 2, "d", 0o644, b"ab") for name in "ab"], OutputBounds())
+    paths = [*(tmp_path / item.file for item in kept), tmp_path / "out"]
+    assert {(path.stat().st_ino, path.stat().st_size) for path in paths} <= synced
 
 
 def test_nothing_to_keep_makes_no_folder(tmp_path):

@@ -57,7 +57,7 @@ class Shelf:
         self.failures = []
         self.kept = []
 
-    async def keep(self, head, files, folder):
+    async def keep(self, head, files, folder, *, executor):
         """Keep them."""
         if self.failures:
             raise self.failures.pop(0)
@@ -75,6 +75,9 @@ class Shelf:
 
     async def forget(self, task_ids):
         """Forget nothing."""
+
+    async def tend(self):
+        """Have nothing left over."""
 
 
 class Bench:

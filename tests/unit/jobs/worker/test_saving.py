@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kdskills.execution.request import Artifact
-from kdskills.jobs.artifacts import ArtifactStoreUnavailable, open_artifacts
+from kdskills.jobs.artifacts import ArtifactKeeper, ArtifactStoreUnavailable, open_artifacts
 from kdskills.jobs.attempts import OutputBounds
 from kdskills.jobs.exchange import SessionFolder, WorkdirFiles
 from kdskills.jobs.model import Scope
@@ -112,3 +112,24 @@ async def test_a_worker_given_up_while_it_saves_lets_nothing_count(bench, make, 
     with pytest.raises(Buried):
         await run
     assert (bench.head(item).status, session(bench)[1]) == ("starting", None)
+
+
+async def test_a_worker_given_up_leaves_no_artifacts(bench, client, make, tmp_path):
+    """What it would store is its successor's to store: the rows stay as they are, and it ends."""
+    work = bench.work
+    bench.context.keeper = ArtifactKeeper(open_artifacts(str(tmp_path)), work.database, work.tables, tmp_path)
+    left = {"path": "a", "size": 1, "sha256": hashlib.sha256(b"1").hexdigest(), "mode": 0o600, "file": "left"}
+    bench.starter.scenes = [{"artifacts": [left]}]
+    head = await client.submit(make.task())
+    start = bench.starter.start
+
+    async def start_and_lose(folder):
+        await start(folder)
+        (folder / "left").write_bytes(b"1")
+        bench.put("task", head.id, executor="another")
+        bench.roster.leave(bench.context.executor)
+
+    bench.starter.start = start_and_lose
+    with pytest.raises(Buried):
+        await bench.run(head.id)
+    assert work.database.ask(lambda link: link.execute(work.tables.artifacts.select()).all()) == []

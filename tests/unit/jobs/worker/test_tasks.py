@@ -241,6 +241,16 @@ async def test_a_store_that_refuses_is_told_of(bench, client):
     assert [(one.path, one.code) for one in over.output_errors] == [("a.txt", "database_unavailable")]
 
 
+async def test_an_output_that_is_not_what_it_was_is_told_of(bench, client, monkeypatch):
+    """What the keeper left out, because the disk lost it, is a row of the output's own."""
+    names = [{"path": path, "size": 1, "sha256": "0", "mode": 0o600, "file": f"out/{path}"} for path in "ab"]
+    bench.starter.scenes, keep = [{"artifacts": names}], bench.shelf.keep
+    monkeypatch.setattr(bench.shelf, "keep", lambda head, files, folder, **more: keep(head, files[:1], folder, **more))
+    over = await bench.run((await client.submit(bench.make.task())).id)
+    assert (over.status, [one.path for one in over.artifacts]) == ("succeeded", ["a"])
+    assert [(one.path, one.code) for one in over.output_errors] == [("b", "not_kept")]
+
+
 @pytest.mark.parametrize("end", ["nonzero", "timeout", "limit"])
 async def test_a_cancel_that_came_too_late_changes_nothing(bench, client, end):
     """A program that had ended by itself keeps its result, though a cancel was asked for before it was written."""
