@@ -41,8 +41,6 @@ CHANNEL: Final = "kd_work"
 `job`; `cancel ID` and `job ID` for whoever has ID in hand."""
 CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
-FROZEN_MS: Final = 10_000
-"""Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
 MAX_LEFT: Final = 4000
 """Ids of work for later versions that one worker passes over at most; what waits behind more of it waits for an upgrade."""
 _ACTIVE: Final = ("starting", "running")
@@ -188,8 +186,7 @@ class WorkQueue:
     def hold_claims(self, link: sa.Connection) -> None:
         """Let nobody claim anything until the transaction ends."""
         if link.dialect.name == "postgresql":  # SQLite's writer is alone already
-            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
-            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
+            link.execute(sa.select(sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
 
     def candidates(
         self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
@@ -490,8 +487,10 @@ class Roster:
         ]
         if not dead:
             return []
-        change = table.update().where(table.c.state == "live", table.c.executor.in_(dead)).values(state="dead")
-        buried = list(link.execute(change.returning(table.c.executor)).scalars())
+        # a row that a frozen worker holds is left to a later beat: waiting for it would end the lease of who waits
+        free = sa.select(table.c.executor).where(table.c.state == "live", table.c.executor.in_(dead))
+        change = table.update().where(table.c.executor.in_(free.with_for_update(skip_locked=True)))
+        buried = list(link.execute(change.values(state="dead").returning(table.c.executor)).scalars())
         for executor in buried:
             _LOG.warning("worker %s is dead", executor)
         return buried
