@@ -23,7 +23,7 @@ from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
 from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead, TaskSpec
-from kdskills.jobs.quotas import ProjectQuotas
+from kdskills.jobs.quotas import FreePlaces, ProjectQuotas
 from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
@@ -83,6 +83,8 @@ class WorkQueue:
     global_concurrency: int | None
     quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
+    _repeatable: set[str] = field(default_factory=set, init=False)
+    """Ids of tasks of hosts that are gone which are to be begun anew, once there is room."""
     unreadable: set[str] = field(default_factory=set, init=False)
     """Ids of tasks and jobs that only a later version understands, which its workers take; `MAX_LEFT` at most."""
 
@@ -122,43 +124,36 @@ class WorkQueue:
         """Take what *executor* has room for, and everything of this host that nobody alive has in hand.
 
         A task that waited is `starting` with its next attempt; one that had begun on this host keeps its attempt, to be
-        adopted; one of a host that is gone follows its own word on being lost. A job is `running`. Nothing is taken for a
-        worker that was buried. *in_hand* are ids it sees through already.
+        adopted, room or not; one of a host that is gone follows its own word on being lost, and begins anew where there is
+        room. A job is `running`. Nothing is taken for a worker that was buried. *in_hand* are ids it sees through already.
         """
         if not self._alone(link, executor):
             return ClaimedWork()
+        # what began counts in the pool already: a take-over needs a place here, and none of the pool's
+        room, beyond = capacity._asdict(), any(capacity)
         if self.global_concurrency is not None:
-            table = self.records.table("task")  # exact, because claims happen one at a time
-            batch = (in_states(table, _ACTIVE), table.c.mode == "batch")
-            running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
-            free = max(0, self.global_concurrency - running)
-            capacity = capacity._replace(batch=min(capacity.batch, free))
-        rows = self.candidates(link, executor, capacity, in_hand)
+            capacity = capacity._replace(batch=min(capacity.batch, self._free_in_pool(link)))
+        room["pool"] = capacity.batch
+        rows = self.candidates(link, executor, capacity, in_hand, beyond)
         places = self.quotas.free_places(link) if self.quotas.bounds_running else None
-        room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
         lost, passed_over = 0, len(self.unreadable)
+        self._repeatable.intersection_update(row.id for row in rows)
         for row in rows:
-            if row.status != "queued" and row.kind == "task":
-                if row.host == self.host:
-                    adopted.append(row.id)
-                    continue
-                head, is_lost = self._take_over(link, row.id, executor)
-                lost += is_lost  # it was at most once, and its host is gone
-                heads += [] if head is None else [head]
-                if head is None:
-                    continue
-            elif row.status == "queued":
-                if room[row.mode] <= 0:
-                    continue
-                if places is not None and row.mode == "batch" and not places.take(row.tenant, row.project):
-                    continue
+            if row.status == "queued":
+                if self._fits(row, room, places):
+                    fresh[row.kind].append(row.id)
+            elif row.host == self.host or (row.kind == "job" and room["job"] > 0):
                 room[row.mode] -= 1
-                fresh[row.kind].append(row.id)
-            else:
-                fresh["job"].append(row.id)
+                (fresh["job"] if row.kind == "job" else adopted).append(row.id)
+            elif row.kind == "task" and (room[row.mode] > 0 or row.id not in self._repeatable):
+                head, is_lost = self._take_over(link, row.id, executor, room[row.mode] > 0)
+                lost += is_lost  # it was at most once, and its host is gone
+                if head is not None:
+                    room[row.mode] -= 1
+                    heads.append(head)
         table = self.records.table("task")
         nobodys = {"executor": None, "host": None, "ready_at": None}
         begun = {"status": "starting", "attempt": table.c.attempt + 1, "executor": executor, "host": self.host}
@@ -173,8 +168,28 @@ class WorkQueue:
             link.execute(table.update().where(table.c.id.in_(jobs)).values(values))
         claimed = {*jobs, *(head.id for head in heads)}
         self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
-        may_continue = len(rows) >= capacity.most and bool(claimed or lost)
+        # steps of a host that is gone follow their job
+        follow = any(row.kind == "job" and row.status != "queued" and row.id in claimed for row in rows)
+        may_continue = follow or (len(rows) >= capacity.most and bool(claimed or lost))
         return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self.unreadable) > passed_over)
+
+    def _free_in_pool(self, link: sa.Connection) -> int:
+        """Return how many commands more may run on all hosts: exact, because claims happen one at a time."""
+        table = self.records.table("task")
+        batch = (in_states(table, _ACTIVE), table.c.mode == "batch")
+        running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
+        return max(0, (self.global_concurrency or 0) - running)
+
+    def _fits(self, row: sa.Row[Any], room: dict[str, int], places: FreePlaces | None) -> bool:
+        """Take a place for what waits, of the *room* of its mode, and of the pool's and its project's *places*, if there is one."""
+        is_batch = row.mode == "batch"
+        if room[row.mode] <= 0 or (is_batch and room["pool"] <= 0):
+            return False
+        if is_batch and places is not None and not places.take(row.tenant, row.project):
+            return False
+        room[row.mode] -= 1
+        room["pool"] -= is_batch
+        return True
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -189,10 +204,13 @@ class WorkQueue:
             link.execute(sa.select(sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
 
     def candidates(
-        self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
+        self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str], beyond: bool = False
     ) -> Sequence[sa.Row[Any]]:
-        """Return what may be claimed now, orphans first, then what waited longest: one question, without the lock."""
-        room = tuple(places > 0 for places in capacity)
+        """Return what may be claimed now, orphans first, then what waited longest: one question, without the lock.
+
+        Orphans of hosts that are gone are among it where there is any room, or with *beyond*.
+        """
+        room = (*(places > 0 for places in capacity), beyond or any(capacity))
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
@@ -202,16 +220,17 @@ class WorkQueue:
             parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
 
-    def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
+    def _question(self, batch: bool, service: bool, jobs: bool, beyond: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
-        room = batch or service or jobs
-        parts = [self._orphans("task", beyond=room), self._orphans("job", beyond=room)]
+        parts = [self._orphans("task"), self._orphans("job")]
+        if self.pooled and beyond:
+            parts += [self._orphans("task", beyond=True), self._orphans("job", beyond=True)]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
             tasks, jobs_ = self.records.table("task"), self.records.table("job")
             # steps run where their session's files are: on the host of their job
             ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
-            steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
+            steps = self._columns("task", 2).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
             allowed: list[sa.ColumnElement[bool]] = [tasks.c.mode.in_(modes)]
             if self.quotas.bounds_running:  # what waits for a place of its project is in nobody's way
                 busy: sa.BindParameter[Any] = sa.bindparam("busy", expanding=True)
@@ -259,7 +278,7 @@ class WorkQueue:
         runnable = table.c.home == self.host
         if self.pooled:
             runnable = runnable | (table.c.home.is_(None) & ~bound_elsewhere)
-        question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable, ~self._drained())
+        question = self._columns(kind, 2).where(in_states(table, ("queued",)), runnable, ~self._drained())
         for front_kind in ("task", "job"):
             question = question.where(~self._in_front(kind, front_kind))
         return question.where(table.c.job_id.is_(None)) if kind == "task" else question
@@ -281,19 +300,24 @@ class WorkQueue:
             blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
 
-    def _orphans(self, kind: Kind, *, beyond: bool) -> sa.Select[Any]:
-        """Return the question for what began and nobody alive sees through: of this host, and *beyond* of one that is gone."""
+    def _orphans(self, kind: Kind, *, beyond: bool = False) -> sa.Select[Any]:
+        """Return the question for what began and nobody alive sees through: of this host, or *beyond* of those that are gone."""
         table, workers = self.records.table(kind), self.records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
         in_hand = sa.bindparam("in_hand", type_=sa.String, expanding=True)
         forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
-        reach = table.c.host == self.host
-        if self.pooled and beyond:
-            gone = table.c.host.not_in(self.roster.occupied())
-            reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
-        return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
+        question = self._columns(kind, int(beyond)).where(in_states(table, _ACTIVE), nobodys)
+        if not beyond:
+            return question.where(table.c.host == self.host)
+        gone = table.c.host.not_in(self.roster.occupied())
+        question = question.where(table.c.host != self.host, table.c.home.is_(None), gone, ~self._drained())
+        if kind == "task":  # a step follows its job, to where the session's files are
+            jobs = self.records.table("job")
+            theirs = sa.or_(jobs.c.host != self.host, jobs.c.host.is_(None))
+            question = question.where(~sa.exists().where(jobs.c.id == table.c.job_id, in_states(jobs, _OPEN), theirs))
+        return question
 
     def _change(
         self, link: sa.Connection, items: Sequence[str], values: dict[str, Any], otherwise: dict[str, Any] | None = None
@@ -340,8 +364,8 @@ class WorkQueue:
         _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
         self.unreadable.add(item)
 
-    def _take_over(self, link: sa.Connection, item: str, executor: str) -> tuple[TaskHead | None, bool]:
-        """Take a task whose host is gone, to be run anew; or none, and whether it is over by this because it may not be."""
+    def _take_over(self, link: sa.Connection, item: str, executor: str, room: bool) -> tuple[TaskHead | None, bool]:
+        """Take a task whose host is gone, to be run anew if there is *room*; or none, and whether it is over as it may not be."""
         try:
             head = self.records.head(link, TaskHead, item)
         except ValidationError as error:
@@ -351,6 +375,9 @@ class WorkQueue:
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)
         decision = follows(head, lost)
         if decision != "no":
+            self._repeatable.add(item)
+            if not room:
+                return None, False
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
             values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}
             return self._change(link, [item], values)[0], False
