@@ -61,11 +61,11 @@ from kdskills.storage.backup_file import (
 from kdskills.storage.database import (
     HEADS,
     MIGRATIONS,
-    SCHEMA_LOCK,
     SNAPSHOT_ROWS,
     Database,
     LazyModule,
     current_revisions,
+    lock_schema,
     run_revisions,
     sqlite_file,
     table_columns,
@@ -485,8 +485,7 @@ class Restorer:
         (name, database), *further = steps
 
         def change(link: sa.Connection) -> None:
-            if link.dialect.name == "postgresql":
-                link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+            lock_schema(link, 0)  # it waits for objects, and for the other database
             self._prepare(name, link)
             self._within(further, {**links, name: link})
 
@@ -525,6 +524,7 @@ class Restorer:
 
         These rows are there before those of the other database, so they stay behind when it fails or is killed between.
         """
+        lock_schema(link, 0)
         tables = self.manifest.databases[SESSIONS].tables
         for name in (present := table_names(link)):
             target, rows = table_columns(link, name), tables.get(name)

@@ -8,13 +8,15 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from kdskills.errors import BadRequest, Conflict, KdskillsError, NotFound
 from kdskills.execution.streams import LogPiece
 from kdskills.jobs.model import (
+    TASKS,
     TERMINAL,
     Head,
     JobHead,
@@ -27,14 +29,16 @@ from kdskills.jobs.model import (
     WorkHead,
     graph_problem,
 )
-from kdskills.jobs.queue import Work, slot_taken
-from kdskills.jobs.records import ListQuery, dump, ending, head_of, new_row, outcome
+from kdskills.jobs.queue import FENCE_US, Work, slot_taken
+from kdskills.jobs.records import BEGUN, INDEXED, ListQuery, dump, ending, head_of, in_states, new_row, outcome
 from kdskills.jobs.settings import FleetSettings, JobsSettings
 from kdskills.jobs.stream import FarHosts, HostPiece, HostUnreachable
-from kdskills.storage.database import micros, utc_now
+from kdskills.storage.database import LazyModule, micros, upsert, utc_now
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+else:
+    sa = LazyModule("sqlalchemy")
 
 Stream = Literal["stdout", "stderr"]
 WriteHook = Callable[["sa.Connection", str], None]
@@ -377,3 +381,125 @@ def tail_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPi
     start = max(0, length + offset) if offset < 0 else min(offset, length)
     begin = max(start, first)
     return LogPiece(begin, tail[begin - first : begin - first + max(0, limit)], length, truncated=begin > start)
+
+
+EVICTED: Final = "-evicted"
+MAX_COUNTED: Final = 10_000
+"""Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
+HOUR_US: Final = 3_600_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The workers and hosts of one database, what waits, and what is over; times are microseconds, by the clock `now`.
+
+    Attributes:
+        workers: Rows of the roster: those that live, and the last one of each host that has none.
+        hosts: Rows of hosts that take nothing new, by host.
+        running: How many tasks each executor has in hand, by executor and mode; jobs have the mode `job`.
+        waiting: Rows with `project`, `waiting` and `oldest`, the creation of what waits longest, of the `MAX_COUNTED` oldest.
+        counts: Tasks by state: those that are not over, and those that ended within the last hour; `MAX_COUNTED` at most.
+    """
+
+    now: int
+    workers: Sequence[sa.Row[Any]]
+    hosts: Mapping[str, sa.Row[Any]]
+    running: Mapping[tuple[str, str], int]
+    waiting: Sequence[sa.Row[Any]]
+    counts: Mapping[str, int]
+
+
+class Fleet:
+    """What an operator sees of all hosts, and tells them."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._tables = work.tables
+
+    def state(self, link: sa.Connection) -> FleetState:
+        """Return how the fleet stands; only indexes of what is not over, and of the last hour, are read."""
+        workers, hosts, tasks = self._tables.workers, self._tables.hosts, self._tables.tasks
+        now = int(link.execute(sa.select(self._work.roster.clock())).scalar_one())
+        running: dict[tuple[str, str], int] = {}
+        for kind, table in (("task", tasks), ("job", self._tables.jobs)):
+            mode = tasks.c.mode if kind == "task" else sa.literal("job")
+            in_hand = sa.select(table.c.executor, mode, sa.func.count()).where(in_states(table, BEGUN))
+            for executor, name, count in link.execute(in_hand.group_by(table.c.executor, mode)):
+                running[executor or "", name] = count
+        return FleetState(
+            now=now,
+            workers=link.execute(self._latest().order_by(workers.c.name, workers.c.host, workers.c.slot)).all(),
+            hosts={row.host: row for row in link.execute(hosts.select())},
+            running=running,
+            waiting=link.execute(self._waiting()).all(),
+            counts=self._counts(link, now - HOUR_US),
+        )
+
+    def _latest(self) -> sa.Select[Any]:
+        workers, later = self._tables.workers, self._tables.workers.alias()
+        newest = sa.select(sa.func.max(later.c.started_at)).where(later.c.host == workers.c.host).scalar_subquery()
+        lives = sa.exists().where(later.c.host == workers.c.host, later.c.state == "live")
+        return workers.select().where(sa.or_(workers.c.state == "live", (workers.c.started_at == newest) & ~lives))
+
+    def _waiting(self) -> sa.Select[Any]:
+        """Return the question for what waits by project, over the oldest of it; steps of jobs wait for their job's host."""
+        parts = []
+        for table in (self._tables.tasks, self._tables.jobs):
+            oldest = sa.select(table.c.tenant, table.c.project, table.c.created_at).where(in_states(table, ("queued",)))
+            parts.append(sa.select(oldest.order_by(table.c.created_at).limit(MAX_COUNTED).subquery()))
+        every = sa.union_all(*parts).subquery()
+        oldest_of = sa.func.min(every.c.created_at).label("oldest")
+        counted = sa.select(every.c.tenant, every.c.project, sa.func.count().label("waiting"), oldest_of)
+        return counted.group_by(every.c.tenant, every.c.project).order_by(oldest_of)
+
+    def _counts(self, link: sa.Connection, since: int) -> dict[str, int]:
+        table, counts = self._tables.tasks, dict[str, int]()
+        for status in (*INDEXED, *sorted(TERMINAL & TASKS.keys())):
+            rows = sa.select(table.c.status).where(in_states(table, (status,)))
+            rows = rows if status in INDEXED else rows.where(table.c.finished_at >= since)
+            few = rows.limit(MAX_COUNTED).subquery()
+            counts[status] = link.execute(sa.select(sa.func.count()).select_from(few)).scalar_one()
+        return counts
+
+    def drain(self, link: sa.Connection, host: str, author: str) -> bool:
+        """Let a host take nothing new, until `undrain`; False when it was so already."""
+        row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
+        hosts = self._tables.hosts
+        new = upsert(link.dialect.name, hosts).values(row).on_conflict_do_nothing().returning(hosts.c.host)
+        return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
+
+    def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
+        """Return for how many microseconds a host keeps its work, its fence included; less than 0 for one that is given up.
+
+        None is for ever. Until the transaction ends no worker of the host can renew its lease.
+        """
+        workers = self._tables.workers
+        link.execute(sa.select(workers.c.executor).where(workers.c.host == host).with_for_update())
+        endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
+        left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
+        row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
+        if row[0]:
+            return None
+        return -1 if row[1] is None else int(row[1]) + FENCE_US
+
+    def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
+        """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
+
+        What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
+        programs of this work, and begins anew: it adopts nothing of it, as no host has the name that it gets here.
+        """
+        workers, counts = self._tables.workers, []
+        for table in (self._tables.tasks, self._tables.jobs):
+            mine = (in_states(table, BEGUN), table.c.host == host, table.c.home.is_(None))
+            counts.append(link.execute(table.update().where(*mine).values(host=f"{host}{EVICTED}")).rowcount)
+        burial = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
+        link.execute(workers.update().where(workers.c.host == host).values(burial))
+        self._work.queue.announce(link)
+        return counts[0], counts[1]
+
+    def undrain(self, link: sa.Connection, host: str) -> bool:
+        """Let a host take work again; False when it was not drained."""
+        hosts = self._tables.hosts
+        changed = link.execute(hosts.delete().where(hosts.c.host == host)).rowcount > 0
+        self._work.queue.announce(link)
+        return changed

@@ -411,6 +411,19 @@ def step_task_id(job_id: str, index: int, number: int) -> str:
     return "task_" + hashlib.sha256(f"{job_id}/{index}/{number}".encode()).hexdigest()[:32]
 
 
+def step_spec(spec: JobSpec, index: int) -> TaskSpec:
+    """Return what a step of a job is submitted as."""
+    step = spec.steps[index]
+    return TaskSpec(
+        scope=spec.scope,
+        session_id=spec.session_id,
+        command=step.command,
+        placement=spec.placement,
+        retry_on_lost=step.retry_on_lost,
+        traceparent=spec.traceparent,
+    )
+
+
 def needs_of(spec: JobSpec) -> tuple[tuple[int, ...], ...]:
     """Return, for each step, the indexes of those it needs: the one before it when no step of the job names any."""
     if not any(step.needs for step in spec.steps):

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -22,9 +22,9 @@ from pydantic import ValidationError
 from kdskills.execution.dirs import file_locks
 from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
-from kdskills.jobs.model import TASKS, TERMINAL, JobSpec, Kind, TaskHead, TaskSpec
-from kdskills.jobs.quotas import ProjectQuotas
-from kdskills.jobs.records import WorkRecords, WorkTables, ending, follows, head_of, in_states
+from kdskills.jobs.model import JobSpec, Kind, TaskHead, TaskSpec
+from kdskills.jobs.quotas import FreePlaces, ProjectQuotas
+from kdskills.jobs.records import BEGUN, INDEXED, WorkRecords, WorkTables, ending, follows, head_of, in_states
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
 from kdskills.storage.folder import host_id, state_folder
@@ -41,12 +41,8 @@ CHANNEL: Final = "kd_work"
 `job`; `cancel ID` and `job ID` for whoever has ID in hand."""
 CLAIM_LOCK: Final = 2_037_591
 """Number of the advisory lock under which work is claimed."""
-FROZEN_MS: Final = 10_000
-"""Milliseconds a claim may stand still before the server ends it: its lock must not outlive a frozen machine's patience."""
 MAX_LEFT: Final = 4000
 """Ids of work for later versions that one worker passes over at most; what waits behind more of it waits for an upgrade."""
-_ACTIVE: Final = ("starting", "running")
-_OPEN: Final = ("queued", *_ACTIVE)  # in the order of the partial indexes, which SQLite compares as text
 
 
 class Capacity(NamedTuple):
@@ -85,6 +81,8 @@ class WorkQueue:
     global_concurrency: int | None
     quotas: ProjectQuotas
     _questions: dict[tuple[bool, ...], sa.Select[Any]] = field(default_factory=dict, init=False)
+    _repeatable: set[str] = field(default_factory=set, init=False)
+    """Ids of tasks of hosts that are gone which are to be begun anew, once there is room."""
     unreadable: set[str] = field(default_factory=set, init=False)
     """Ids of tasks and jobs that only a later version understands, which its workers take; `MAX_LEFT` at most."""
     broken: dict[str, set[str]] = field(default_factory=dict, init=False)
@@ -104,7 +102,7 @@ class WorkQueue:
         tasks, jobs = self.records.table("task"), self.records.table("job")
         latest = [
             sa.select(sa.func.max(table.c.created_at))
-            .where(table.c.session_key == session_key, in_states(table, _OPEN))
+            .where(table.c.session_key == session_key, in_states(table, INDEXED))
             .scalar_subquery()
             for table in (tasks, jobs)
         ]
@@ -126,43 +124,36 @@ class WorkQueue:
         """Take what *executor* has room for, and everything of this host that nobody alive has in hand.
 
         A task that waited is `starting` with its next attempt; one that had begun on this host keeps its attempt, to be
-        adopted; one of a host that is gone follows its own word on being lost. A job is `running`. Nothing is taken for a
-        worker that was buried. *in_hand* are ids it sees through already.
+        adopted, room or not; one of a host that is gone follows its own word on being lost, and begins anew where there is
+        room. A job is `running`. Nothing is taken for a worker that was buried. *in_hand* are ids it sees through already.
         """
         if not self._alone(link, executor):
             return ClaimedWork()
+        # what began counts in the pool already: a take-over needs a place here, and none of the pool's
+        room, beyond = capacity._asdict(), any(capacity)
         if self.global_concurrency is not None:
-            table = self.records.table("task")  # exact, because claims happen one at a time
-            batch = (in_states(table, _ACTIVE), table.c.mode == "batch")
-            running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
-            free = max(0, self.global_concurrency - running)
-            capacity = capacity._replace(batch=min(capacity.batch, free))
-        rows = self.candidates(link, executor, capacity, in_hand)
+            capacity = capacity._replace(batch=min(capacity.batch, self._free_in_pool(link)))
+        room["pool"] = capacity.batch
+        rows = self.candidates(link, executor, capacity, in_hand, beyond)
         places = self.quotas.free_places(link) if self.quotas.bounds_running else None
-        room = capacity._asdict()
         fresh: dict[str, list[str]] = {"task": [], "job": []}
         adopted: list[str] = []
         heads: list[TaskHead] = []
         lost, passed_over = 0, len(self._left())
+        self._repeatable.intersection_update(row.id for row in rows)
         for row in rows:
-            if row.status != "queued" and row.kind == "task":
-                if row.host == self.host:
-                    adopted.append(row.id)
-                    continue
-                head, is_lost = self._take_over(link, row.id, executor)
-                lost += is_lost  # it was at most once, and its host is gone
-                heads += [] if head is None else [head]
-                if head is None:
-                    continue
-            elif row.status == "queued":
-                if room[row.mode] <= 0:
-                    continue
-                if places is not None and row.mode == "batch" and not places.take(row.tenant, row.project):
-                    continue
+            if row.status == "queued":
+                if self._fits(row, room, places):
+                    fresh[row.kind].append(row.id)
+            elif row.host == self.host or (row.kind == "job" and room["job"] > 0):
                 room[row.mode] -= 1
-                fresh[row.kind].append(row.id)
-            else:
-                fresh["job"].append(row.id)
+                (fresh["job"] if row.kind == "job" else adopted).append(row.id)
+            elif row.kind == "task" and (room[row.mode] > 0 or row.id not in self._repeatable):
+                head, is_lost = self._take_over(link, row.id, executor, room[row.mode] > 0)
+                lost += is_lost  # it was at most once, and its host is gone
+                if head is not None:
+                    room[row.mode] -= 1
+                    heads.append(head)
         table = self.records.table("task")
         nobodys = {"executor": None, "host": None, "ready_at": None}
         begun = {"status": "starting", "attempt": table.c.attempt + 1, "executor": executor, "host": self.host}
@@ -179,8 +170,28 @@ class WorkQueue:
             link.execute(table.update().where(table.c.id.in_(jobs)).values(values))
         claimed = {*jobs, *(head.id for head in heads)}
         self._settle(link, sorted({row.session_key for row in rows if row.in_session and row.id in claimed}))
-        may_continue = len(rows) >= capacity.most and bool(claimed or lost)
+        # steps of a host that is gone follow their job
+        follow = any(row.kind == "job" and row.status != "queued" and row.id in claimed for row in rows)
+        may_continue = follow or (len(rows) >= capacity.most and bool(claimed or lost))
         return ClaimedWork(tuple(heads), tuple(jobs), may_continue or len(self._left()) > passed_over)
+
+    def _free_in_pool(self, link: sa.Connection) -> int:
+        """Return how many commands more may run on all hosts: exact, because claims happen one at a time."""
+        table = self.records.table("task")
+        batch = (in_states(table, BEGUN), table.c.mode == "batch")
+        running = link.execute(sa.select(sa.func.count()).select_from(table).where(*batch)).scalar_one()
+        return max(0, (self.global_concurrency or 0) - running)
+
+    def _fits(self, row: sa.Row[Any], room: dict[str, int], places: FreePlaces | None) -> bool:
+        """Take a place for what waits, of the *room* of its mode, and of the pool's and its project's *places*, if there is one."""
+        is_batch = row.mode == "batch"
+        if room[row.mode] <= 0 or (is_batch and room["pool"] <= 0):
+            return False
+        if is_batch and places is not None and not places.take(row.tenant, row.project):
+            return False
+        room[row.mode] -= 1
+        room["pool"] -= is_batch
+        return True
 
     def _alone(self, link: sa.Connection, executor: str) -> bool:
         """Hold the lock of claims until the transaction ends; False for a worker that was buried."""
@@ -192,14 +203,16 @@ class WorkQueue:
     def hold_claims(self, link: sa.Connection) -> None:
         """Let nobody claim anything until the transaction ends."""
         if link.dialect.name == "postgresql":  # SQLite's writer is alone already
-            frozen = sa.func.set_config("idle_in_transaction_session_timeout", str(FROZEN_MS), True)
-            link.execute(sa.select(frozen, sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
+            link.execute(sa.select(sa.func.pg_advisory_xact_lock(CLAIM_LOCK)))
 
     def candidates(
-        self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str]
+        self, link: sa.Connection, executor: str, capacity: Capacity, in_hand: Collection[str], beyond: bool = False
     ) -> Sequence[sa.Row[Any]]:
-        """Return what may be claimed now, orphans first, then what waited longest: one question, without the lock."""
-        room = tuple(places > 0 for places in capacity)
+        """Return what may be claimed now, orphans first, then what waited longest: one question, without the lock.
+
+        Orphans of hosts that are gone are among it where there is any room, or with *beyond*.
+        """
+        room = (*(places > 0 for places in capacity), beyond or any(capacity))
         question = self._questions.get(room)
         if question is None:
             question = self._questions[room] = self._question(*room)
@@ -209,16 +222,17 @@ class WorkQueue:
             parameters["busy"] = self.quotas.free_places(link).busy
         return link.execute(question, parameters).all()
 
-    def _question(self, batch: bool, service: bool, jobs: bool) -> sa.Select[Any]:
+    def _question(self, batch: bool, service: bool, jobs: bool, beyond: bool) -> sa.Select[Any]:
         """Return the question for what may be claimed with room for these: made once, as it takes longer than its answer."""
-        room = batch or service or jobs
-        parts = [self._orphans("task", beyond=room), self._orphans("job", beyond=room)]
+        parts = [self._orphans("task"), self._orphans("job")]
+        if self.pooled and beyond:
+            parts += [self._orphans("task", beyond=True), self._orphans("job", beyond=True)]
         modes = [mode for mode, room in (("batch", batch), ("service", service)) if room]
         if modes:
             tasks, jobs_ = self.records.table("task"), self.records.table("job")
             # steps run where their session's files are: on the host of their job
             ours = sa.exists().where(jobs_.c.id == tasks.c.job_id, jobs_.c.host == self.host)
-            steps = self._columns("task", 1).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
+            steps = self._columns("task", 2).where(in_states(tasks, ("queued",)), tasks.c.job_id.is_not(None), ours)
             allowed: list[sa.ColumnElement[bool]] = [tasks.c.mode.in_(modes)]
             if self.quotas.bounds_running:  # what waits for a place of its project is in nobody's way
                 busy: sa.BindParameter[Any] = sa.bindparam("busy", expanding=True)
@@ -266,7 +280,7 @@ class WorkQueue:
         runnable = table.c.home == self.host
         if self.pooled:
             runnable = runnable | (table.c.home.is_(None) & ~bound_elsewhere)
-        question = self._columns(kind, 1).where(in_states(table, ("queued",)), runnable, ~self._drained())
+        question = self._columns(kind, 2).where(in_states(table, ("queued",)), runnable, ~self._drained())
         for front_kind in ("task", "job"):
             question = question.where(~self._in_front(kind, front_kind))
         return question.where(table.c.job_id.is_(None)) if kind == "task" else question
@@ -281,26 +295,31 @@ class WorkQueue:
         before = sa.or_(
             front.c.created_at < table.c.created_at,
             sa.and_(front.c.created_at == table.c.created_at, front.c.id < table.c.id),
-            in_states(front, _ACTIVE),
+            in_states(front, BEGUN),
         )
-        blocker = sa.exists().where(front.c.session_key == table.c.session_key, in_states(front, _OPEN), before)
+        blocker = sa.exists().where(front.c.session_key == table.c.session_key, in_states(front, INDEXED), before)
         if front_kind == "task":
             blocker = blocker.where(front.c.job_id.is_(None))  # a job's steps are not in its way: it holds the session
         return blocker.where(front.c.id != table.c.id) if kind == front_kind else blocker
 
-    def _orphans(self, kind: Kind, *, beyond: bool) -> sa.Select[Any]:
-        """Return the question for what began and nobody alive sees through: of this host, and *beyond* of one that is gone."""
+    def _orphans(self, kind: Kind, *, beyond: bool = False) -> sa.Select[Any]:
+        """Return the question for what began and nobody alive sees through: of this host, or *beyond* of those that are gone."""
         table, workers = self.records.table(kind), self.records.tables.workers
         live = sa.select(workers.c.executor).where(workers.c.state == "live")
         executor = sa.bindparam("executor", type_=sa.String)
         in_hand = sa.bindparam("in_hand", type_=sa.String, expanding=True)
         forgotten = sa.and_(table.c.executor == executor, table.c.id.not_in(in_hand))
         nobodys = sa.or_(table.c.executor.is_(None), table.c.executor.not_in(live), forgotten)
-        reach = table.c.host == self.host
-        if self.pooled and beyond:
-            gone = table.c.host.not_in(self.roster.occupied())
-            reach = reach | (table.c.home.is_(None) & gone & ~self._drained())
-        return self._columns(kind, 0).where(in_states(table, _ACTIVE), nobodys, reach)
+        question = self._columns(kind, int(beyond)).where(in_states(table, BEGUN), nobodys)
+        if not beyond:
+            return question.where(table.c.host == self.host)
+        gone = table.c.host.not_in(self.roster.occupied())
+        question = question.where(table.c.host != self.host, table.c.home.is_(None), gone, ~self._drained())
+        if kind == "task":  # a step follows its job, to where the session's files are
+            jobs = self.records.table("job")
+            theirs = sa.or_(jobs.c.host != self.host, jobs.c.host.is_(None))
+            question = question.where(~sa.exists().where(jobs.c.id == table.c.job_id, in_states(jobs, INDEXED), theirs))
+        return question
 
     def _change(
         self, link: sa.Connection, items: Sequence[str], values: dict[str, Any], otherwise: dict[str, Any] | None = None
@@ -360,8 +379,8 @@ class WorkQueue:
             tasks.add(head.id)
         return True
 
-    def _take_over(self, link: sa.Connection, item: str, executor: str) -> tuple[TaskHead | None, bool]:
-        """Take a task whose host is gone, to be run anew; or none, and whether it is over by this because it may not be."""
+    def _take_over(self, link: sa.Connection, item: str, executor: str, room: bool) -> tuple[TaskHead | None, bool]:
+        """Take a task whose host is gone, to be run anew if there is *room*; or none, and whether it is over as it may not be."""
         try:
             head = self.records.head(link, TaskHead, item)
         except ValidationError as error:
@@ -373,6 +392,9 @@ class WorkQueue:
         if decision != "no" and self._is_left(head):
             return None, False
         if decision != "no":
+            self._repeatable.add(item)
+            if not room:
+                return None, False
             values = {"status": "starting", "attempt": head.attempt + 1, "ready_at": None}
             values |= {"restarts": head.restarts + (decision == "restart"), "executor": executor, "host": self.host}
             return self._change(link, [item], values)[0], False
@@ -515,8 +537,10 @@ class Roster:
         ]
         if not dead:
             return []
-        change = table.update().where(table.c.state == "live", table.c.executor.in_(dead)).values(state="dead")
-        buried = list(link.execute(change.returning(table.c.executor)).scalars())
+        # a row that a frozen worker holds is left to a later beat: waiting for it would end the lease of who waits
+        free = sa.select(table.c.executor).where(table.c.state == "live", table.c.executor.in_(dead))
+        change = table.update().where(table.c.executor.in_(free.with_for_update(skip_locked=True)))
+        buried = list(link.execute(change.values(state="dead").returning(table.c.executor)).scalars())
         for executor in buried:
             _LOG.warning("worker %s is dead", executor)
         return buried
@@ -541,128 +565,6 @@ class Roster:
         if self._work.database.dialect == "postgresql":
             return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
         return sa.cast((sa.func.julianday("now") - _UNIX_DAY) * _DAY_US, sa.BigInteger)
-
-
-EVICTED: Final = "-evicted"
-MAX_COUNTED: Final = 10_000
-"""Rows of one state that a look at the fleet counts at most: it costs the same however much there is."""
-HOUR_US: Final = 3_600_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class FleetState:
-    """The workers and hosts of one database, what waits, and what is over; times are microseconds, by the clock `now`.
-
-    Attributes:
-        workers: Rows of the roster: those that live, and the last one of each host that has none.
-        hosts: Rows of hosts that take nothing new, by host.
-        running: How many tasks each executor has in hand, by executor and mode; jobs have the mode `job`.
-        waiting: Rows with `project`, `waiting` and `oldest`, the creation of what waits longest, of the `MAX_COUNTED` oldest.
-        counts: Tasks by state: those that are not over, and those that ended within the last hour; `MAX_COUNTED` at most.
-    """
-
-    now: int
-    workers: Sequence[sa.Row[Any]]
-    hosts: Mapping[str, sa.Row[Any]]
-    running: Mapping[tuple[str, str], int]
-    waiting: Sequence[sa.Row[Any]]
-    counts: Mapping[str, int]
-
-
-class Fleet:
-    """What an operator sees of all hosts, and tells them."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._tables = work.tables
-
-    def state(self, link: sa.Connection) -> FleetState:
-        """Return how the fleet stands; only indexes of what is not over, and of the last hour, are read."""
-        workers, hosts, tasks = self._tables.workers, self._tables.hosts, self._tables.tasks
-        now = int(link.execute(sa.select(self._work.roster.clock())).scalar_one())
-        running: dict[tuple[str, str], int] = {}
-        for kind, table in (("task", tasks), ("job", self._tables.jobs)):
-            mode = tasks.c.mode if kind == "task" else sa.literal("job")
-            in_hand = sa.select(table.c.executor, mode, sa.func.count()).where(in_states(table, _ACTIVE))
-            for executor, name, count in link.execute(in_hand.group_by(table.c.executor, mode)):
-                running[executor or "", name] = count
-        return FleetState(
-            now=now,
-            workers=link.execute(self._latest().order_by(workers.c.name, workers.c.host, workers.c.slot)).all(),
-            hosts={row.host: row for row in link.execute(hosts.select())},
-            running=running,
-            waiting=link.execute(self._waiting()).all(),
-            counts=self._counts(link, now - HOUR_US),
-        )
-
-    def _latest(self) -> sa.Select[Any]:
-        workers, later = self._tables.workers, self._tables.workers.alias()
-        newest = sa.select(sa.func.max(later.c.started_at)).where(later.c.host == workers.c.host).scalar_subquery()
-        lives = sa.exists().where(later.c.host == workers.c.host, later.c.state == "live")
-        return workers.select().where(sa.or_(workers.c.state == "live", (workers.c.started_at == newest) & ~lives))
-
-    def _waiting(self) -> sa.Select[Any]:
-        """Return the question for what waits by project, over the oldest of it; steps of jobs wait for their job's host."""
-        parts = []
-        for table in (self._tables.tasks, self._tables.jobs):
-            oldest = sa.select(table.c.tenant, table.c.project, table.c.created_at).where(in_states(table, ("queued",)))
-            parts.append(sa.select(oldest.order_by(table.c.created_at).limit(MAX_COUNTED).subquery()))
-        every = sa.union_all(*parts).subquery()
-        oldest_of = sa.func.min(every.c.created_at).label("oldest")
-        counted = sa.select(every.c.tenant, every.c.project, sa.func.count().label("waiting"), oldest_of)
-        return counted.group_by(every.c.tenant, every.c.project).order_by(oldest_of)
-
-    def _counts(self, link: sa.Connection, since: int) -> dict[str, int]:
-        table, counts = self._tables.tasks, dict[str, int]()
-        for status in (*_OPEN, *sorted(TERMINAL & TASKS.keys())):
-            rows = sa.select(table.c.status).where(in_states(table, (status,)))
-            rows = rows if status in _OPEN else rows.where(table.c.finished_at >= since)
-            few = rows.limit(MAX_COUNTED).subquery()
-            counts[status] = link.execute(sa.select(sa.func.count()).select_from(few)).scalar_one()
-        return counts
-
-    def drain(self, link: sa.Connection, host: str, author: str) -> bool:
-        """Let a host take nothing new, until `undrain`; False when it was so already."""
-        row = {"host": host, "drained_at": micros(utc_now()), "drained_by": author[:400]}
-        hosts = self._tables.hosts
-        new = upsert(link.dialect.name, hosts).values(row).on_conflict_do_nothing().returning(hosts.c.host)
-        return link.execute(new).first() is not None  # PostgreSQL's driver tells no count of rows here
-
-    def lease_left_us(self, link: sa.Connection, host: str) -> int | None:
-        """Return for how many microseconds a host keeps its work, its fence included; less than 0 for one that is given up.
-
-        None is for ever. Until the transaction ends no worker of the host can renew its lease.
-        """
-        workers = self._tables.workers
-        link.execute(sa.select(workers.c.executor).where(workers.c.host == host).with_for_update())
-        endless = sa.func.count().filter(workers.c.lease_until.is_(None), workers.c.state == "live")
-        left_us = sa.func.max(workers.c.lease_until) - self._work.roster.clock()
-        row = link.execute(sa.select(endless, left_us).where(workers.c.host == host)).one()
-        if row[0]:
-            return None
-        return -1 if row[1] is None else int(row[1]) + FENCE_US
-
-    def evict(self, link: sa.Connection, host: str) -> tuple[int, int]:
-        """Take the work of a host for lost; return how many tasks and jobs it had in hand, which others take over now.
-
-        What its workers still say of them is refused from now on. One that lives finds out by its next beat, ends the
-        programs of this work, and begins anew: it adopts nothing of it, as no host has the name that it gets here.
-        """
-        workers, counts = self._tables.workers, []
-        for table in (self._tables.tasks, self._tables.jobs):
-            mine = (in_states(table, _ACTIVE), table.c.host == host, table.c.home.is_(None))
-            counts.append(link.execute(table.update().where(*mine).values(host=f"{host}{EVICTED}")).rowcount)
-        burial = {"state": "dead", "lease_until": self._work.roster.clock() - FENCE_US - 1}
-        link.execute(workers.update().where(workers.c.host == host).values(burial))
-        self._work.queue.announce(link)
-        return counts[0], counts[1]
-
-    def undrain(self, link: sa.Connection, host: str) -> bool:
-        """Let a host take work again; False when it was not drained."""
-        hosts = self._tables.hosts
-        changed = link.execute(hosts.delete().where(hosts.c.host == host)).rowcount > 0
-        self._work.queue.announce(link)
-        return changed
 
 
 def slot_file(state_dir: Path, slot: int) -> Path:

@@ -31,6 +31,7 @@ from kdskills.jobs.model import (
     TaskHead,
     TaskSpec,
     before,
+    step_spec,
     steps_of,
 )
 from kdskills.storage.database import LazyModule, columns, micros, moment_of, upsert, utc_now, word_type
@@ -59,6 +60,7 @@ QUEUED: Final = {"open": ("session_key", "created_at"), "turn": ("status", "crea
 """Indexes the queue asks by: they hold only what is not over, however much is kept of what is."""
 INDEXED: Final = ("queued", "starting", "running")
 """What is not over, in the order in which SQLite knows these indexes by it."""
+BEGUN: Final = INDEXED[1:]
 
 
 class WorkTables:
@@ -173,6 +175,9 @@ class WorkTables:
 
 
 _OVER: Final = tuple(sorted(TERMINAL))
+_TAILS: Final = ("stdout_tail", "stderr_tail")
+_LONG: Final = ("spec", *_TAILS, "artifacts", "output_errors", "endpoints")
+"""Columns that may be long, which a state of a step is told without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,19 +240,23 @@ class WorkRecords:
         """Add a task or job; False when one of its id is there."""
         return link.execute(self._new[kind], dict(values)).first() is not None
 
-    def head(self, link: sa.Connection, kind: type[Head], item: str) -> Head | None:
-        """Return a task, or a job and its steps; None when it is not there."""
+    def head(self, link: sa.Connection, kind: type[Head], item: str, *, brief: bool = False) -> Head | None:
+        """Return a task, or a job and its steps, *brief* ones as in `heads`; None when it is not there."""
         if not item.isascii() or "\0" in item:  # no id: databases refuse what they cannot keep, each in its own way
             return None
         rows = link.execute(self._one[kind.KIND], {"item": item}).mappings().all()
-        return next(iter(self._heads(link, kind, rows)), None)
+        return next(iter(self._heads(link, kind, rows, brief=brief)), None)
 
     def heads(self, link: sa.Connection, kind: type[Head], query_filter: ListQuery) -> list[Head]:
-        """Return tasks, or jobs and their steps, the newest first."""
+        """Return tasks without the tails of what they printed, or jobs and the states of their steps, the newest first.
+
+        Nothing is told of what steps printed and left behind.
+        """
         table, scope = self.table(kind.KIND), query_filter.scope
         wanted = {name: getattr(query_filter, name) for name in ("session_id", "job_id", "skill_name")}
         wanted |= {"tenant": scope.tenant, "project": scope.project}
-        query = table.select().where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
+        query = _without(table, _TAILS)
+        query = query.where(*(table.c[name] == value for name, value in wanted.items() if value is not None))
         if not query_filter.any_agent:
             # with a skill its index is the one to use: without statistics SQLite would take the agent's, and walk through all of it
             agent = table.c.agent if query_filter.skill_name is None else sa.func.coalesce(table.c.agent, "")
@@ -261,24 +270,34 @@ class WorkRecords:
             earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
             query = query.where(sa.or_(table.c.created_at < moment, earlier))
         query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
-        return self._heads(link, kind, link.execute(query).mappings().all())
+        return self._heads(link, kind, link.execute(query).mappings().all(), brief=True)
 
     def body_hash(self, link: sa.Connection, kind: str, item: str) -> str | None:
         """Return the hash of the request a task or job was made from."""
         table = self.table(kind)
         return link.execute(table.select().with_only_columns(table.c.body_hash).where(table.c.id == item)).scalar()
 
-    def tasks_of_jobs(self, link: sa.Connection, jobs: Sequence[str]) -> list[TaskHead]:
-        """Return every task of these jobs, in the order of steps and tries."""
-        table = self.tables.tasks
-        query = table.select().where(table.c.job_id.in_(jobs)).order_by(table.c.job_id, table.c.step, table.c["try"])
-        return [head_of(TaskHead, row) for row in link.execute(query).mappings()]
-
-    def _heads(self, link: sa.Connection, kind: type[Head], rows: Sequence[Mapping[Any, Any]]) -> list[Head]:
+    def _heads(
+        self, link: sa.Connection, kind: type[Head], rows: Sequence[Mapping[Any, Any]], *, brief: bool
+    ) -> list[Head]:
         if not rows or issubclass(kind, TaskHead):
             return [head_of(kind, row) for row in rows]
-        tasks = self.tasks_of_jobs(link, [row["id"] for row in rows])
-        return [head_of(kind, row, tasks=[task for task in tasks if task.job_id == row["id"]]) for row in rows]
+        table = self.tables.tasks
+        of_jobs = (table.c.job_id.in_([row["id"] for row in rows]), table.c.step.is_not(None))
+        query = _without(table, _LONG if brief else ()).where(*of_jobs)
+        steps: dict[str, list[Mapping[Any, Any]]] = {}
+        for step in link.execute(query.order_by(table.c.job_id, table.c.step, table.c["try"])).mappings():
+            steps.setdefault(step["job_id"], []).append(step)
+        heads = []
+        for row in rows:
+            spec = spec_of(kind, row)
+            assert isinstance(spec, JobSpec)
+            tasks = [
+                head_of(TaskHead, step, spec=step_spec(spec, step["step"]) if brief else None)
+                for step in steps.get(row["id"], ())
+            ]
+            heads.append(head_of(kind, row, spec=spec, tasks=tasks))
+        return heads
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
@@ -356,6 +375,10 @@ class WorkRecords:
         return sa.exists().where(workers.c.executor == executor, workers.c.state == "live")
 
 
+def _without(table: sa.Table, names: Sequence[str]) -> sa.Select[Any]:
+    return sa.select(*(column for column in table.c if column.name not in names))
+
+
 def in_states(table: sa.FromClause, states: Sequence[str]) -> sa.ColumnElement[bool]:
     """Return whether a row is in one of *states*.
 
@@ -411,18 +434,20 @@ _COLUMNS: Final = {
 """Fields of heads and the columns they are read from."""
 
 
+def spec_of(kind: type[Head], row: Mapping[Any, Any]) -> TaskSpec | JobSpec:
+    """Return the specification a row holds. Raises ValidationError for one that only a later version understands."""
+    spec = kind.SPEC.model_validate_json(row["spec"])
+    return spec.model_copy(update={"traceparent": row["traceparent"]}) if row.get("traceparent") else spec
+
+
 def head_of(
     kind: type[Head], row: Mapping[Any, Any], *, spec: TaskSpec | JobSpec | None = None, tasks: Sequence[TaskHead] = ()
 ) -> Head:
     """Return the head a row holds, made of *spec* where that is at hand; a new row need not have every column.
 
-    Raises ValidationError for a specification that only a later version understands.
+    Raises ValidationError as `spec_of`.
     """
-    if spec is None:
-        spec = kind.SPEC.model_validate_json(row["spec"])
-        if row.get("traceparent"):
-            spec = spec.model_copy(update={"traceparent": row["traceparent"]})
-    values: dict[str, Any] = {"spec": spec}
+    values: dict[str, Any] = {"spec": spec or spec_of(kind, row)}
     if kind.KIND == "job":
         values["steps"] = steps_of(values["spec"], tasks, over=row["status"] in TERMINAL)
     for name, column in _COLUMNS[kind.KIND]:

@@ -33,8 +33,8 @@ from kdskills.jobs.model import (
     Kind,
     OutputError,
     TaskHead,
-    TaskSpec,
     decide,
+    step_spec,
     step_task_id,
 )
 from kdskills.jobs.queue import Capacity, Work
@@ -513,6 +513,7 @@ class TaskRun:
 _SHIM_ENDS: Final = 20
 _SHIM_ENDS_S: Final = 0.02
 _LOOK_S: Final = 0.5
+"""Seconds between two looks at a job on SQLite, which tells nobody of what another worker of the host did for it."""
 
 
 class JobRun:
@@ -527,15 +528,24 @@ class JobRun:
         changed, records = self._context.change_events[self._item], self._context.records
         while True:
             changed.clear()
-            head = await self._context.read(lambda link: records.head(link, JobHead, self._item))
+            head = await self._context.read(lambda link: records.head(link, JobHead, self._item, brief=True))
             if head is None or head.terminal or head.executor != self._context.executor or await self._step(head):
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(self._pause_s(head)):
                     await changed.wait()
 
+    def _pause_s(self, head: JobHead) -> float:
+        """Return for how many seconds nothing happens by itself: until its time, or a step's rest, is over."""
+        work, now = self._context.work, utc_now()
+        rest = timedelta(seconds=work.settings.retry_backoff_s)
+        ends = [(head.started_at or now) + timedelta(seconds=head.spec.max_wall_time_s)]
+        ends += [step.task.finished_at + rest for step in head.steps if step.task and step.task.finished_at]
+        look_s = work.settings.poll_s if work.database.dialect == "postgresql" else _LOOK_S
+        return min([look_s, *((end - now).total_seconds() for end in ends if end > now)])
+
     async def _step(self, head: JobHead) -> bool:
-        tasks = await self._context.read(lambda link: self._context.records.tasks_of_jobs(link, [head.id]))
+        tasks = [step.task for step in head.steps if step.task is not None]  # what tries before them were is over
         now, pause = utc_now(), timedelta(seconds=self._context.work.settings.retry_backoff_s)
         overdue = (now - (head.started_at or now)).total_seconds() > head.spec.max_wall_time_s
         resting = {task.id for task in tasks if task.finished_at is not None and now - task.finished_at < pause}
@@ -548,6 +558,7 @@ class JobRun:
             await self._context.write(lambda link: self._cancel(link, plan, reason))
             for item in plan.cancel:
                 self._context.note_cancel(item)
+            self._context.note_change(head.id)  # what was still queued is over by this, of which nobody else tells
         if plan.status is not None:
             values: dict[str, Any] = {"error_code": plan.error_code, "error_message": plan.error_message}
             await self._context.move("job", head.id, plan.status, **values, finished_at=micros(utc_now()))
@@ -561,15 +572,7 @@ class JobRun:
         if not self._context.records.goes_on(link, "job", head.id, self._context.executor):
             return
         for index, number in start:
-            step, item = head.spec.steps[index], step_task_id(head.id, index, number)
-            spec = TaskSpec(
-                scope=head.scope,
-                session_id=head.spec.session_id,
-                command=step.command,
-                placement=head.spec.placement,
-                retry_on_lost=step.retry_on_lost,
-                traceparent=head.spec.traceparent,
-            )
+            spec, item = step_spec(head.spec, index), step_task_id(head.id, index, number)
             row = new_row(item, spec, head.session_key, body_hash="", home=head.home)
             self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})
         self._context.work.queue.announce(link)  # another worker of this host may have room for them

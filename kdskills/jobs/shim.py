@@ -113,11 +113,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else {}
 
 
-def take_lock(folder: Path, patience_s: float = 2.0) -> int | None:
-    """Return the attempt's lock, held by us; None when somebody holds it for longer than a look at it takes."""
+def take_lock(folder: Path, patience_s: float = 2.0, name: str = LOCK) -> int | None:
+    """Return a lock, the attempt's unless named, held by us; None when it is held for longer than a look at it takes."""
     import fcntl
 
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     end = time.monotonic() + patience_s
     while True:
         try:

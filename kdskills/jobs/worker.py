@@ -169,8 +169,8 @@ class Retention:
     async def _forget(self, kind: str, items: list[str]) -> None:
         tasks = items
         if kind == "job":
-            heads = await self.work.database.read(lambda link: self.work.records.tasks_of_jobs(link, items))
-            tasks = [head.id for head in heads]
+            query = sa.select(self.work.tables.tasks.c.id).where(self.work.tables.tasks.c.job_id.in_(items))
+            tasks = await self.work.database.read(partial(_ids, query=query))
         await self.artifacts.forget(tasks)
 
         def delete(link: sa.Connection) -> None:

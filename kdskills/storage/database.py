@@ -55,6 +55,19 @@ SNAPSHOT_ROWS: Final = 500
 """Rows that are held at a time of a long answer."""
 SCHEMA_LOCK: Final = 2_037_581
 """Number of the advisory lock under which tables are made."""
+FROZEN_MS: Final = 10_000
+"""Milliseconds a transaction may stand still before PostgreSQL ends it: the locks of a frozen machine must not outlive the
+leases of those that wait for them."""
+SCHEMA_FROZEN_MS: Final = 60_000
+"""As `FROZEN_MS`, for one that makes tables."""
+_LINKS: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""How soon a connection to a PostgreSQL that vanished without a word is known to be dead: within half a minute."""
 _SQLITE: Final = "sqlite:///"
 _ALEMBIC: Final = threading.Lock()
 """Alembic keeps the connection it works on in its module: two upgrades in one process would write to each other's database."""
@@ -194,15 +207,20 @@ class Database:
         pool = {"pool_size": SQLITE_CONNECTIONS} if url.startswith("sqlite") else {"pool_pre_ping": True}
         options = dict[str, Any](pool)
         try:
-            if url.startswith("postgresql") and "application_name" not in sa.make_url(url).query:
-                name = f"kdskills {self._role} {socket.gethostname()[:30]}/{os.getpid()}"
-                options["connect_args"] = {"application_name": name}
+            if url.startswith("postgresql"):
+                words = {
+                    "application_name": f"kdskills {self._role} {socket.gethostname()[:30]}/{os.getpid()}"
+                } | _LINKS
+                told = sa.make_url(url).query
+                options["connect_args"] = {name: word for name, word in words.items() if name not in told}
             engine = sa.create_engine(url, hide_parameters=True, **options)
         except ImportError:
             raise MissingExtra(f"{self.label} in PostgreSQL", "jobs") from None
         except sa.exc.ArgumentError:
             raise self._failure(f"the URL of {self.label} is no database URL") from None
         sa.event.listen(engine, "checkin", self._checked_in)
+        if engine.dialect.name == "postgresql":
+            sa.event.listen(engine, "connect", _prepare_postgres)
         if engine.dialect.name == "sqlite":
             sa.event.listen(engine, "do_connect", self._keep_private)
             sa.event.listen(engine, "connect", _prepare_sqlite)
@@ -230,8 +248,7 @@ class Database:
     def create(self, metadata: sa.MetaData) -> None:
         """Make the tables of *metadata* that are not there, though several processes may open a new database; blocks."""
         with speaking(self.label, self._failure), self.engine.begin() as link:
-            if link.dialect.name == "postgresql":
-                link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+            lock_schema(link)
             metadata.create_all(link, checkfirst=True)
 
     def ask(self, question: Callable[[sa.Connection], T]) -> T:
@@ -266,6 +283,8 @@ class Database:
         )
         how = self.engine.execution_options(kdskills_reads=True, **mode)
         with speaking(self.label, self._failure), how.connect() as link:
+            if mode:  # it holds no lock, and what it reads may be written elsewhere for long
+                link.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
             return question(link.execution_options(yield_per=SNAPSHOT_ROWS))
 
     def copy_to(self, target: Path) -> None:
@@ -308,6 +327,20 @@ class Database:
     async def aclose(self) -> None:
         """As `close`, in a thread."""
         await asyncio.to_thread(self.close)
+
+
+def _prepare_postgres(connection: Any, _record: object) -> None:
+    """Let the server end what stands still in a transaction; said by a statement, as poolers refuse it when connecting."""
+    connection.autocommit = True
+    connection.execute(f"SET idle_in_transaction_session_timeout = {FROZEN_MS}")
+    connection.autocommit = False
+
+
+def lock_schema(link: sa.Connection, frozen_ms: int = SCHEMA_FROZEN_MS) -> None:
+    """Let nobody else make tables until the transaction ends, which may stand still for *frozen_ms*; 0 is for ever."""
+    if link.dialect.name == "postgresql":  # SQLite's writer is alone already
+        link.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = {frozen_ms}")
+        link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
@@ -361,8 +394,7 @@ def upgrade(database: Database, part: str) -> bool:
         raise DatabaseUnavailable(message, code="database_newer", revision=later)
 
     def change(link: sa.Connection) -> bool:
-        if link.dialect.name == "postgresql":
-            link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+        lock_schema(link)
         if target in current_revisions(link):
             return False
         run_revisions(link, MIGRATIONS, f"{part}@head", missing=MissingExtra("a database of kdskills' own", "jobs"))

@@ -14,7 +14,8 @@ from kdskills.app.identity import LOCAL
 from kdskills.app.operations.models import Input, Output, ProjectInput
 from kdskills.app.work import scope_of
 from kdskills.errors import BadRequest, CallRefused, Conflict, NotFound
-from kdskills.jobs.queue import MAX_COUNTED, Fleet, FleetState, slot_taken
+from kdskills.jobs.client import MAX_COUNTED, Fleet, FleetState
+from kdskills.jobs.queue import slot_taken
 from kdskills.jobs.quotas import DAY_US
 from kdskills.jobs.settings import QuotaLimits
 from kdskills.storage.database import micros, moment_of, utc_now

@@ -14,7 +14,7 @@ from kdskills.errors import MissingExtra, OperatorMustAct
 from kdskills.remote.journal.calls import IDENTIFYING, takeover
 from kdskills.remote.ports import CallClaim, CallIdentity, JournalRow, StoredAnswer
 from kdskills.skills.private_files import make_folder
-from kdskills.storage.database import SCHEMA_LOCK, Database, run_revisions, sqlite_file, upsert
+from kdskills.storage.database import Database, lock_schema, run_revisions, sqlite_file, upsert
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -34,8 +34,7 @@ def upgrade(link: sa.Connection) -> None:
     """
     import sqlalchemy as sa
 
-    if link.dialect.name == "postgresql":
-        link.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
+    lock_schema(link)
     if sa.inspect(link).has_table(VERSION_TABLE):
         revision: str | None = link.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608 - a constant
         if revision is not None and revision >= NEWEST:

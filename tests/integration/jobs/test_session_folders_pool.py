@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kdskills.jobs.client import Fleet
 from kdskills.jobs.model import JobHead, TaskHead
-from kdskills.jobs.queue import Fleet
 from kdskills.testing.work import WorkLab
 
 pytestmark = [pytest.mark.needs("postgres"), pytest.mark.xdist_group("pool"), pytest.mark.timeout(300)]

@@ -3,15 +3,18 @@
 import os
 import socket
 import sqlite3
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
 
+from kdskills.jobs.queue import Work
+from kdskills.jobs.runs import passing
 from kdskills.remote.journal.sql import SqlJournal
 from kdskills.storage import database as room
-from kdskills.storage.database import HEADS, Database, DatabaseUnavailable, upgrade
+from kdskills.storage.database import HEADS, Database, DatabaseUnavailable, lock_schema, upgrade
 
 
 @pytest.fixture
@@ -116,3 +119,107 @@ def test_postgres_is_told_who_connects(postgres):
         database = Database(f"{url}{more}", role="worker")
         assert database.ask(lambda link: link.exec_driver_sql(asked).scalar()) == expected
         database.close()
+
+
+FROZEN = "SELECT current_setting('idle_in_transaction_session_timeout')"
+
+
+@pytest.fixture
+def shared(postgres, tmp_path):
+    """Two hosts that share an empty PostgreSQL."""
+    url = postgres.create(f"kd_frozen_{os.urandom(4).hex()}")
+    works = [Work(url, tmp_path / name) for name in ("one", "two")]
+    yield works
+    for work in works:
+        work.close()
+
+
+class Frozen:
+    """A transaction that did *change* and then stands still, in a thread of its own, until the block is over."""
+
+    def __init__(self, database, change):
+        self._reached, self._goes_on = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._change, self._database = change, database
+
+    def _act(self, link):
+        link.execute(self._change)
+        self._reached.set()
+        assert self._goes_on.wait(60)
+
+    def __enter__(self):
+        self.end = self._pool.submit(self._database.change, self._act)
+        assert self._reached.wait(60)
+        return self
+
+    def __exit__(self, *_):
+        self._goes_on.set()
+        self._pool.shutdown()
+
+
+@pytest.mark.needs("postgres")
+def test_a_worker_that_freezes_in_its_beat_stops_no_other(shared):
+    """A row of the roster that a dead worker's session holds is passed over: others beat, and bury it once it is free."""
+    one, two = shared
+    table = one.tables.workers
+    for work in shared:
+        work.roster.enter(work.host, 0)
+    over = table.update().where(table.c.executor == one.host).values(lease_until=1)
+    one.database.change(lambda link: link.execute(over))
+    with Frozen(one.database, over), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(two.roster.beat, two.host).result(5) == []
+    assert two.roster.beat(two.host) == [one.host]
+
+
+@pytest.mark.needs("postgres")
+def test_what_freezes_in_a_transaction_loses_its_locks(shared, monkeypatch):
+    """The server ends a transaction that stands still, whatever rows it holds; whoever comes back may try again."""
+    monkeypatch.setattr(room, "FROZEN_MS", 200)
+    one, two = shared
+    one.database.engine.dispose()  # its next connections are told
+    table = one.tables.usage
+    day = {"tenant": "t", "project": "p", "day": 1, "tasks": 0, "cpu_ms": 0}
+    two.database.change(lambda link: link.execute(table.insert().values(day)))
+    count = table.update().values(tasks=table.c.tasks + 1)
+    with Frozen(one.database, count) as frozen, ThreadPoolExecutor(1) as pool:
+        pool.submit(two.database.change, lambda link: link.execute(count)).result(20)
+    with pytest.raises(DatabaseUnavailable) as told:
+        frozen.end.result(20)
+    assert passing(told.value)
+    assert one.database.ask(lambda link: link.execute(sa.select(table.c.tasks)).scalar()) == 1
+
+
+@pytest.mark.needs("postgres")
+def test_long_transactions_are_not_cut(shared):
+    """Backups read for as long as they write, restores wait for objects, and upgrades have a minute between statements."""
+
+    def told(link):
+        return link.exec_driver_sql(FROZEN).scalar()
+
+    def restoring(link):
+        lock_schema(link, 0)
+        return told(link)
+
+    def upgrading(link):
+        lock_schema(link)
+        return told(link)
+
+    database = shared[0].database
+    assert [database.snapshot(told), database.change(restoring), database.change(upgrading)] == ["0", "0", "1min"]
+    assert {database.ask(told), database.change(told)} == {"10s"}
+
+
+@pytest.mark.needs("postgres")
+def test_a_database_that_vanished_is_noticed(shared):
+    """Each connection, also one that only listens, asks whether its server lives, and gives up within half a minute."""
+    raw = shared[0].database.engine.raw_connection()
+    try:
+        with closing(socket.socket(fileno=os.dup(raw.driver_connection.fileno()))) as link:
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            said = {name: link.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in NOTICED}
+    finally:
+        raw.close()
+    assert said == NOTICED
+
+
+NOTICED = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}

@@ -8,8 +8,9 @@ import sqlalchemy as sa
 
 import kdskills.jobs.queue as queue_module
 from kdskills.app.upkeep import NoWorker, Upkeep
+from kdskills.jobs.client import Fleet
 from kdskills.jobs.model import JobHead, Scope, TaskHead
-from kdskills.jobs.queue import Capacity, Fleet, Work, WorkQueue, hold_slot
+from kdskills.jobs.queue import Capacity, Work, WorkQueue, hold_slot
 from kdskills.jobs.records import head_of, new_row
 from kdskills.storage.database import micros, utc_now
 
@@ -216,6 +217,70 @@ def test_what_ran_elsewhere_is_taken_over_after_the_lease(line, state, lease_s, 
     if taken:
         head = line.head("a")
         assert (head.status, head.attempt, head.host, head.ready_at) == ("starting", 2, line.work.host, None)
+
+
+def gone(line, *items, again=True, **more):
+    """Add tasks that ran on a host that is gone."""
+    line.worker(f"far-{items[0]}", "elsewhere", state="dead", lease_s=-60)
+    for item in items:
+        line.task(item, again=again, home=None, status="running", attempt=1, executor="far", host="elsewhere", **more)
+
+
+def test_no_more_is_taken_over_than_there_is_room_for(line):
+    """What a lost host ran begins anew as places get free, before what waits; other modes do not wait for it."""
+    gone(line, "a", "b", "c")
+    gone(line, "s", "t", mode="service")
+    line.task("waits", home=None)
+    assert line.claim(pooled=True, capacity=Capacity(2, 1, 9)) == ["a", "b", "s"]
+    assert (line.head("c").status, line.head("c").attempt, line.head("c").host) == ("running", 1, "elsewhere")
+    assert line.claim(pooled=True, capacity=Capacity(0, 0, 9), in_hand=("a", "b", "s")) == []
+    assert line.claim(pooled=True, capacity=Capacity(1, 1, 9), in_hand=("a", "b", "s")) == ["c", "t"]
+
+
+def test_what_is_lost_needs_no_room(line):
+    """What may not begin a second time ends with its host though there is no room for it, and is not in another's way."""
+    gone(line, "a", "b")
+    gone(line, "lost", again=False)
+    asked = line.queue(pooled=True)
+    few = Capacity(0, 4, 0)
+    for _ in range(2):
+        claim = line.change(lambda link: asked.claim(link, "me", few, ()))
+    assert (claim.tasks, claim.may_continue) == ((), False)
+    assert [line.head(item).status for item in ("a", "b", "lost")] == ["running", "running", "failed"]
+
+
+def test_what_runs_here_is_adopted_before_what_ran_elsewhere(line):
+    """However much a lost host leaves, programs of this host are adopted, and count among what runs here."""
+    gone(line, *(f"far-{number}" for number in range(8)))
+    line.worker("dead", line.work.host, state="dead")
+    for item in ("a", "b"):
+        line.task(item, status="running", attempt=1, executor="dead", host=line.work.host)
+    assert line.claim(pooled=True, capacity=Capacity(3, 0, 0)) == ["far-0", "a", "b"]
+    assert line.claim(pooled=True, capacity=Capacity(0, 1, 0), in_hand=("a", "b", "far-0")) == []
+
+
+def test_a_take_over_needs_no_place_in_the_pool(line):
+    """What a lost host ran fills the pool's places until it is taken over, so that it waits for none of them."""
+    gone(line, "a", "b")
+    line.task("waits", home=None)
+    assert line.claim(pooled=True, limit=2, capacity=Capacity(9, 9, 9)) == ["a", "b"]
+
+
+def test_a_step_is_taken_over_with_its_job(line):
+    """A step of a lost host goes where its job is by then, and nowhere else; of a job that is over it goes anywhere."""
+    line.job("job", status="running", home=None, executor="far", host="elsewhere")
+    gone(line, "step", session="s", job_id="job", step=0, **{"try": 0})
+    asked = line.queue(pooled=True)
+    assert line.claim(pooled=True, capacity=Capacity(9, 0, 0)) == []
+    claim = line.change(lambda link: asked.claim(link, "me", Capacity(9, 0, 1), ()))
+    assert (claim.jobs, claim.may_continue) == (("job",), True)
+    assert line.claim(pooled=True, in_hand=("job",)) == ["step"]
+    gone(line, "left", session="s", job_id="job", step=1, **{"try": 0})
+    line.worker("third", "third", lease_s=60)
+    line.change(lambda link: link.execute(line.work.tables.jobs.update().values(host="third", executor="third")))
+    assert line.claim(pooled=True, in_hand=("step",)) == []
+    line.end("job", "job")
+    assert line.claim(pooled=True, in_hand=("step",)) == ["left"]
 
 
 def test_at_most_once_is_lost_with_its_host(line):

@@ -1,6 +1,7 @@
 """Rows move by compare-and-set, fenced by the worker that holds them and by the roster of the living."""
 
 import pytest
+import sqlalchemy as sa
 
 from kdskills.jobs.model import TASKS, TERMINAL, JobHead, Scope, TaskHead
 from kdskills.jobs.queue import Roster
@@ -163,6 +164,28 @@ def test_listings_show_one_scope(bench):
     }
     assert sorted(listed["local", True]) == sorted(listed["x", True]) == ["agent", "t"]
     assert (listed["local", False], listed["x", False]) == (["t"], ["agent"])
+
+
+def test_lists_leave_long_columns_where_they_are(bench, make):
+    """What a row of a list shows is read, and not what tasks printed; a single head has all of it."""
+    job = new_row("j", make.job("a", make.step("b", retry=1), traceparent="x"), "key", body_hash="", home=None)
+    bench.do(lambda link: bench.records.add(link, "job", job | {"status": "running"}))
+    bench.add("a", job_id="j", step=0, attempt=1, status="succeeded", stdout_tail=b"long", **{"try": 0})
+    bench.add("b0", job_id="j", step=1, attempt=1, status="failed", stderr_tail=b"long", **{"try": 0})
+    bench.add("b1", job_id="j", step=1, status="queued", **{"try": 1})
+    wanted, asked = ListQuery(Scope()), []
+    sa.event.listen(bench.work.database.engine, "before_cursor_execute", lambda *call: asked.append(call[2]))
+    tasks = bench.do(lambda link: bench.records.heads(link, TaskHead, wanted))
+    (listed,) = bench.do(lambda link: bench.records.heads(link, JobHead, wanted))
+    assert len(asked) == 3
+    assert not [words for words in asked if "_tail" in words]
+    assert {head.id: head.stdout_tail for head in tasks}["a"] == b""
+    one = bench.do(lambda link: bench.records.head(link, JobHead, "j"))
+    facts = [(step.status, step.tries, step.begun, step.task.id, step.task.attempt) for step in listed.steps]
+    assert facts == [(step.status, step.tries, step.begun, step.task.id, step.task.attempt) for step in one.steps]
+    assert (listed.current_step_index, listed.spec) == (one.current_step_index, one.spec)
+    assert (one.steps[0].task.stdout_tail, listed.steps[0].task.stdout_tail) == (b"long", b"")
+    assert bench.head("b0").stderr_tail == b"long"
 
 
 def test_times_survive_a_row(bench):

@@ -1,7 +1,10 @@
 """Who is alive: locks on one host, leases between hosts, and no way back from the dead."""
 
+import fcntl
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -18,11 +21,20 @@ def live(work):
 def test_a_slot_has_one_holder(place):
     """The lock is taken once, and free again when its holder lets go."""
     assert not slot_taken(place, 0)
-    with hold_slot(place, 0) as first, hold_slot(place, 0) as second:
+    with hold_slot(place, 0) as first, hold_slot(place, 0, 0.0) as second:
         assert (first, second) == (True, False)
         assert slot_taken(place, 0)
         assert not slot_taken(place, 1)
     assert not slot_taken(place, 0)
+
+
+def test_a_look_at_a_slot_keeps_no_worker_out(place):
+    """Who takes a slot at the moment at which somebody looks whether it is taken waits for the end of that look."""
+    looking = os.open(slot_file(place, 0), os.O_RDWR | os.O_CREAT)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    threading.Timer(0.05, os.close, (looking,)).start()
+    with hold_slot(place, 0, 60.0) as held:
+        assert held
 
 
 def test_a_killed_holder_holds_nothing(place):

@@ -18,9 +18,9 @@ from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
 from kdskills.doors.web.application import build_app
 from kdskills.errors import BadRequest, CallRefused, NotFound
-from kdskills.jobs.client import JobsClient
+from kdskills.jobs.client import MAX_COUNTED, Fleet, JobsClient
 from kdskills.jobs.model import Scope
-from kdskills.jobs.queue import MAX_COUNTED, Fleet, Work, hold_slot
+from kdskills.jobs.queue import Work, hold_slot
 from kdskills.jobs.quotas import QuotaExceeded
 from kdskills.storage.database import micros, moment_of, utc_now
 from kdskills.testing.work import keep_finished

@@ -11,6 +11,7 @@ from kdskills.errors.traces import Trace
 from kdskills.jobs import shim
 from kdskills.jobs.runs import AboutWork, TaskRun, about
 from kdskills.jobs.worker import Worker
+from kdskills.storage.database import DatabaseUnavailable
 
 LOG = logging.getLogger("kdskills.jobs")
 
@@ -88,6 +89,22 @@ async def test_what_breaks_is_told_with_its_task(bench, client):
     (line,) = lines.read()
     assert (line["task"], line["level"], line["message"]) == (head.id, "error", f"task {head.id} broke")
     assert "RuntimeError: a bug" in line["error"]
+
+
+async def test_an_entry_whose_answer_was_lost_is_made_anew(bench, monkeypatch):
+    """A worker that begins anew enters, under a name nobody had, also after an entry that came through without its answer."""
+    worker, enter, names = Worker(bench.work, bench.shelf), bench.work.roster.enter, []
+
+    def losing(executor, slot, entry):
+        enter(executor, slot, entry)
+        names.append(executor)
+        if len(names) == 1:
+            raise DatabaseUnavailable("its answer was lost")
+
+    monkeypatch.setattr(bench.work.roster, "enter", losing)
+    assert await asyncio.wait_for(worker._enter_again(), 20)
+    alive = {row.executor for row in bench.work.database.ask(bench.roster.live)}
+    assert (len(set(names)), alive) == (2, {"one", worker.executor})
 
 
 async def test_a_task_goes_on_with_its_trace(bench, client):

@@ -1,10 +1,13 @@
 """One job in a worker's hands: tries after their pause, cancels at each point, and two workers that want it."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import pytest
+import sqlalchemy as sa
 
+from kdskills.jobs import runs
 from kdskills.jobs.model import JobHead, step_task_id
 from kdskills.jobs.runs import JobRun
 from kdskills.storage.database import micros, utc_now
@@ -15,6 +18,19 @@ async def begun(bench, head, context=None):
     run = asyncio.ensure_future(bench.run_job(head.id, context))
     await bench.until(lambda: bench.head(step_task_id(head.id, 0, 0)) is not None or run.done())
     return run
+
+
+@contextlib.contextmanager
+def statements(work):
+    """Gather what the database is asked within the block."""
+    asked = []
+
+    def note(_link, _cursor, statement, *_):
+        asked.append(statement)
+
+    sa.event.listen(work.database.engine, "before_cursor_execute", note)
+    yield asked
+    sa.event.remove(work.database.engine, "before_cursor_execute", note)
 
 
 def job_of(bench, head):
@@ -57,6 +73,37 @@ async def test_a_failed_step_rests_before_its_next_try(bench, client):
     end(bench, head, 0, "succeeded", number=1, attempt=1)
     await asyncio.wait_for(run, 60)
     assert (job_of(bench, head).status, job_of(bench, head).steps[0].tries) == ("succeeded", 2)
+
+
+async def test_a_job_sleeps_until_something_is_due(bench, client, monkeypatch):
+    """The end of a step's rest and of a job's time are met though nothing tells of them; nothing is asked in between."""
+    monkeypatch.setattr(runs, "_LOOK_S", 3600.0)
+    bench.work.settings = bench.work.settings.model_copy(update={"retry_backoff_s": 0.3})
+    head = await client.submit(bench.make.job(bench.make.step("a", retry=1), max_wall_time_s=2.0))
+    run = await begun(bench, head)
+    end(bench, head, 0, "failed", attempt=1)
+    with statements(bench.work) as asked:
+        bench.context.note_change(head.id)
+        await bench.until(lambda: bench.head(step_task_id(head.id, 0, 1)) is not None)
+        await asyncio.wait_for(run, 20)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code, over.steps[0].tries) == ("failed", "timeout", 2)
+    assert sum("kd_jobs" in words and "UPDATE" not in words and words.startswith("SELECT") for words in asked) < 12
+
+
+async def test_a_look_at_a_job_reads_each_step_once(bench, client):
+    """One question for the job and one for its steps, whose output, specifications and files are left where they are."""
+    head = await client.submit(bench.make.job("a"))
+    run = await begun(bench, head)
+    with statements(bench.work) as asked:
+        bench.context.note_change(head.id)
+        await bench.until(lambda: any("kd_tasks" in words for words in asked))
+    end(bench, head, 0, "succeeded", attempt=1)
+    bench.context.note_change(head.id)
+    await asyncio.wait_for(run, 60)
+    assert [words.count("kd_jobs.spec") for words in asked[:2]] == [1, 0]
+    (steps,) = [words for words in asked[:2] if "FROM kd_tasks" in words]
+    assert not [name for name in ("_tail", "spec", "artifacts", "endpoints") if name in steps]
 
 
 async def test_a_job_may_be_canceled_while_a_step_rests(bench, client):
