@@ -160,7 +160,7 @@ class Upkeep:
     """Questions of other parts that run beside the service, such as its bus; what they say keeps no work away."""
 
     async def run(self) -> None:
-        """Measure and collect until cancelled; what fails is logged and tried again."""
+        """Measure and collect until cancelled; whatever a round meets is logged and tried again, and ends no service."""
         since, next_collect = utc_now(), time.monotonic()
         pulse_s, collect_s = self.settings.pulse_s, self.settings.collect_interval_s
         while True:
@@ -171,6 +171,8 @@ class Upkeep:
                     await self.collect()
             except KdskillsError as error:
                 _LOG.warning("upkeep: %s: %s", error.code, error.message)
+            except Exception:  # noqa: BLE001 - also a disk's or driver's own error: the next round tries again
+                _LOG.exception("a round of upkeep failed")
             await asyncio.sleep(min(pulse_s, collect_s))
 
     async def measure(self, since: datetime) -> datetime:

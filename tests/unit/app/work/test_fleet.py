@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from dataclasses import replace
 from typing import Any
@@ -22,6 +24,7 @@ from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queue import MAX_COUNTED, Fleet, Work, hold_slot
 from kdskills.jobs.quotas import QuotaExceeded
+from kdskills.projects.service import CollectReport
 from kdskills.storage.database import micros, moment_of, utc_now
 from kdskills.testing.work import keep_finished
 
@@ -135,6 +138,36 @@ async def test_metrics_tell_what_waits_and_what_was_removed(host: Host) -> None:
         f'kdskills_retention_removed_total{{kind="{kind}"}}' for kind in ("hold", "version")
     }
     assert "acme" not in text
+
+
+async def test_upkeep_outlives_what_a_round_meets(make_host, monkeypatch, caplog) -> None:
+    """A disk that fails, or anything else that nobody foresaw, is logged with where it was met; the next round collects."""
+    host, again = make_host(collect_interval_s=0.01, pulse_s=0.01), asyncio.Event()
+    met = [OSError(errno.EIO, "broken disk"), ValueError("a driver's own"), BadRequest("ours")]
+
+    async def collect(**_: object) -> CollectReport:
+        if met:
+            raise met.pop(0)
+        again.set()
+        return CollectReport((), 0)
+
+    monkeypatch.setattr(host.storage.projects, "collect", collect)
+    running = asyncio.ensure_future(host.upkeep.run())
+    try:
+        async with asyncio.timeout(30):
+            await again.wait()
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await host.work.aclose()
+        await host.storage.aclose()
+    told = [record for record in caplog.records if "upkeep" in record.message]
+    assert [record.exc_info and str(record.exc_info[1]) for record in told] == [
+        "[Errno 5] broken disk",
+        "a driver's own",
+        None,
+    ]
 
 
 @pytest.mark.parametrize("scopes", [{"skills:read", "work:run", "work:read", "skills:write"}, set()])
