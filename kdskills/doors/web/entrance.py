@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, cast
@@ -21,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from kdskills.app.authentication import RequestLimits, require_own_origin
+from kdskills.app.authentication import IDENTITY, Authenticate, RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import LOCAL, OPEN_SCOPES, SCOPES, Identity
 from kdskills.app.logs import REQUEST, note_request, number_of
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.wire import as_text, json_text, status_of
+from kdskills.app.wire import as_text, headers_of, json_text, status_of
 from kdskills.doors.web.events import Drain
 from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
 from kdskills.errors.traces import TRACEPARENT
@@ -73,10 +72,6 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-RETRY_S: Final = 5
-"""Seconds after which a caller may ask again that was told 503, where nobody knows better."""
-
-
 def response_of(error: KdskillsError, request: Request) -> Response:
     """Answer with an error."""
     status = status_of(error)
@@ -90,10 +85,7 @@ def response_of(error: KdskillsError, request: Request) -> Response:
         details=cast("dict[str, Any]", as_text(error.details)),
         request_id=getattr(request.state, "request_id", ""),
     )
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if "retry_after" in error.details or status == 503:
-        headers["Retry-After"] = str(error.details.get("retry_after", RETRY_S))
-    return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers_of(error))
 
 
 async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,9 +98,6 @@ async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Sen
         await WebSocket(scope, receive, send).send_denial_response(response)
 
 
-IDENTITY: Final = "kdskills.identity"
-Authenticate = Callable[[str | None], Awaitable[Identity]]
-"""Takes the Authorization header and returns who calls, or raises."""
 _LOG = logging.getLogger("kdskills.http")
 
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import h11
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from kdskills.app.authentication import RateLimited
+from kdskills.app.authentication import IDENTITY, Authenticate, RateLimited
 from kdskills.app.operations.calling import require_allowed
-from kdskills.doors.web.entrance import IDENTITY, Authenticate, refuse
+from kdskills.doors.web.entrance import refuse
 from kdskills.doors.web.events import CHECK_S, Drain
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
 
