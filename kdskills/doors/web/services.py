@@ -11,7 +11,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from kdskills.app import Host
+    from kdskills.app.identity import Identity
     from kdskills.jobs.stream import StreamEnds
 
 PATH: Final = re.compile(rb"/services/([A-Za-z0-9_-]{1,128})/(\d{1,5})(/.*)?", re.DOTALL)
@@ -99,32 +100,41 @@ class ServiceProxy:
     authenticate: Authenticate
     drain: Drain
     _open: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many requests and WebSockets are open, by project and agent."""
+    """How many requests and WebSockets are open or being dialed, by project and agent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
         match = PATH.fullmatch(scope["raw_path"].partition(b"?")[0])
-        try:
-            if match is None:
-                raise NotFound("services are at /services/ID/PORT/…")
-            item, port, tail = match[1], int(match[2]), match[3] or b""
-            require_allowed(self.host.operations[RUNS], scope[IDENTITY])
-            caller = (scope[IDENTITY].project, scope[IDENTITY].agent)
-            if self._open[caller] >= MOST or self._open.total() >= MOST_OF_ALL:
-                raise RateLimited(f"{self._open[caller]} connections to services are open: close one", retry_after=1)
-            opened = await self.host.work.service(scope[IDENTITY], item.decode(), port)
-        except KdskillsError as error:
-            await refuse(error, scope, receive, send)
-            return
-        self._open[caller] += 1
-        mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
-        target = (tail or b"/") + (b"?" + query if query else b"")
-        serve = self._http if scope["type"] == "http" else self._socket
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                if match is None:
+                    raise NotFound("services are at /services/ID/PORT/…")
+                item, port, tail = match[1], int(match[2]), match[3] or b""
+                require_allowed(self.host.operations[RUNS], scope[IDENTITY])
+                stack.enter_context(self._place(scope[IDENTITY]))
+                opened = await self.host.work.service(scope[IDENTITY], item.decode(), port)
+            except KdskillsError as error:
+                await refuse(error, scope, receive, send)
+                return
+            stack.callback(opened.writer.transport.abort)  # a close would wait for a service that reads nothing
+            mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
+            target = (tail or b"/") + (b"?" + query if query else b"")
+            serve = self._http if scope["type"] == "http" else self._socket
             await serve(Crossing(scope, receive, send, mount, port, target), opened)
+
+    @contextlib.contextmanager
+    def _place(self, identity: Identity) -> Iterator[None]:
+        """Count one connection of a caller, from before it is dialed until the block ends. Raises RateLimited."""
+        caller = (identity.project, identity.agent)
+        if self._open[caller] >= MOST:
+            raise RateLimited(f"your {MOST} connections to services are open: close one", retry_after=1)
+        if self._open.total() >= MOST_OF_ALL:
+            raise RateLimited(f"all {MOST_OF_ALL} connections to services are in use: ask again", retry_after=1)
+        self._open[caller] += 1
+        try:
+            yield
         finally:
             self._open -= Counter((caller,))
-            opened.writer.transport.abort()  # a close would wait for a service that reads nothing
 
     async def _http(self, crossing: Crossing, opened: StreamEnds) -> None:
         silence_s = self.host.settings.fleet.service_silence_s
