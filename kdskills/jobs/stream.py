@@ -314,6 +314,8 @@ class FarHosts:
     settings: FleetSettings
     _workers: dict[str, tuple[float, Any, str]] = field(default_factory=dict)
     """Until when what holds of a host: the row of a worker that serves its files, or why there is none."""
+    _trust: ssl.SSLContext | None = None
+    """Certificates that those of hosts are checked against: reading the system's takes long."""
 
     async def log(self, head: TaskHead, stream: Literal["stdout", "stderr"], offset: int, limit: int) -> LogPiece:
         """Return a piece of the log of a task that ran on another host."""
@@ -381,6 +383,8 @@ class FarHosts:
             async with asyncio.timeout(DIAL_S):
                 connection = await self._dial(worker.address)
         except (OSError, TimeoutError, ValueError) as error:  # nobody else need wait for it now
+            if isinstance(error, ssl.SSLCertVerificationError):
+                self._trust = None  # the file may have been renewed
             reason = _reason(error)
             self._workers[host] = (time.monotonic() + KNOWN_S, None, reason)
             raise _unreachable(host, reason) from None
@@ -420,7 +424,9 @@ class FarHosts:
         name, _, port = target.rpartition(":")
         if scheme != "tls" and self.settings.authority is not None:
             raise ValueError(NO_TLS)
-        context = ssl.create_default_context(cafile=self.settings.authority) if scheme == "tls" else None
+        if scheme == "tls" and self._trust is None:
+            self._trust = await asyncio.to_thread(ssl.create_default_context, cafile=self.settings.authority)
+        context = self._trust if scheme == "tls" else None
         return StreamEnds(*await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context))
 
     async def _worker(self, host: str) -> Any:

@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import json
+import shutil
+import ssl
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -162,8 +165,11 @@ def certificate(folder, name):
     return files
 
 
-async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
-    """Logs come over TLS when the certificate is trusted; one of somebody else, or a question without TLS, gets nothing."""
+async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path, monkeypatch):
+    """Logs come over TLS when the certificate is trusted; one of somebody else, or a question without TLS, gets nothing.
+
+    What is trusted is read once, in a thread, and again after a certificate that was not.
+    """
     one, _ = two
     mine, theirs = certificate(tmp_path, "mine"), certificate(tmp_path, "theirs")
     head = await one.client.submit(one.task("echo secret"))
@@ -174,11 +180,20 @@ async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
     server = await serving_host.listen(0)
     assert serving_host.address.startswith("tls://localhost:")
 
-    async def read(address=serving_host.address, **settings):
+    def asking(address=serving_host.address, **settings):
         far = FarHosts(work, FleetSettings(**settings))
         worker = SimpleNamespace(host=head.host, address=address, stream_key=serving_host.key)
         far._workers[head.host] = (float("inf"), worker, "")
-        return (await far.log(head, "stdout", 0, 100)).data
+        return far
+
+    async def read(*args, **settings):
+        return (await asking(*args, **settings).log(head, "stdout", 0, 100)).data
+
+    built, build = [], ssl.create_default_context
+
+    def building(**options):
+        built.append(threading.current_thread())
+        return build(**options)
 
     assert await read(authority=mine[0]) == b"secret\n"
     for authority in (theirs[0], None):
@@ -186,6 +201,18 @@ async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
             await read(authority=authority)
     with pytest.raises(HostUnreachable, match="cannot be asked"):
         await read(serving_host.address.replace("tls", "tcp"))
+    monkeypatch.setattr(ssl, "create_default_context", building)
+    shutil.copy(theirs[0], tmp_path / "renewed.pem")
+    far = asking(authority=tmp_path / "renewed.pem")
+    known = dict(far._workers)
+    with pytest.raises(HostUnreachable, match="its certificate is not trusted"):
+        await far.log(head, "stdout", 0, 100)
+    shutil.copy(mine[0], tmp_path / "renewed.pem")
+    for _ in range(3):
+        far._workers.update(known)
+        assert (await far.log(head, "stdout", 0, 100)).data == b"secret\n"
+    assert len(built) == 2
+    assert threading.main_thread() not in built
     await serving_host.close(server)
     with pytest.raises(StreamRefused):
         await stream.HostStream(work, None, FleetSettings(listen="127.0.0.1:0", certificate=tmp_path / "none")).listen(
