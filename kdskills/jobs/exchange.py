@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -46,6 +47,7 @@ from kdskills.jobs.companion import line_pattern
 from kdskills.jobs.model import Endpoint, Inline, OnHttp, OnPattern, OnPort, OutputError, ServiceSpec
 from kdskills.skills.private_files import make_folder, open_private, private_folder
 
+_LOG: Final = logging.getLogger("kdskills.jobs")
 LOOK_S: Final = 0.02
 MAX_PATTERN: Final = 1000
 MAX_PORTS: Final = 32
@@ -134,12 +136,16 @@ class Companion:
         It listens on the *preferred_ports* of the host, by the service's port, or on any free one unless *exact*.
         Raises ExecFailed when it cannot, or cannot enter the network; its own words are in the shim's log.
         """
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-s", "-P", str(_SCRIPT)),  # not -I: RE2 may be on this process's own PYTHONPATH
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            pass_fds=() if network is None else (network,),
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-s", "-P", str(_SCRIPT)),  # not -I: RE2 may be on this process's own PYTHONPATH
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                pass_fds=() if network is None else (network,),
+            )
+        except OSError as error:  # no process, descriptor or memory is to be had now
+            _LOG.warning("what stands beside the service cannot be started: %s", error)
+            raise ExecFailed("what stands beside the service cannot be started", code="forwarder_failed") from error
         order = {
             "network": network,
             "ports": {str(port): preferred_ports.get(port, 0) for port in service.expose_ports},
