@@ -107,11 +107,17 @@ class Draining(OperatorMustAct, code="draining"):
 
 METRICS: Final = "/metrics"
 """Where Prometheus asks."""
+REQUEST_ID: Final = b"x-request-id"
+
+
+def size_of(message: Message) -> int:
+    """Return the bytes of a piece of a body, or of a message of a WebSocket."""
+    return len(message.get("body") or message.get("bytes") or (message.get("text") or "").encode())
 
 
 @dataclass(eq=False)
 class Accounted:
-    """Gives a request its id and its trace, counts it, and logs what came of it, but no query, header or body.
+    """Gives a request or WebSocket its id and its trace, counts it, and logs what came of it, but no query, header or body.
 
     Attributes:
         mounted: Paths of other doors; a GET there is a stream that waits for messages, and nothing waits for it.
@@ -130,30 +136,36 @@ class Accounted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        number, path, method = number_of(headers.get("x-request-id", "")), str(scope["path"]), scope["method"]
+        numbers, traces = (
+            [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+            for wanted in (REQUEST_ID, TRACEPARENT.encode())
+        )
+        number, path = number_of(numbers[-1] if numbers else ""), str(scope["path"])
+        method = scope.get("method", "GET")  # with which every WebSocket is asked for
         scope.setdefault("state", {})[REQUEST] = number
         status = received = sent = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            received += size_of(message)
             return message
 
         async def marked(message: Message) -> None:
             nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                tracking = (b"x-request-id", number.encode()), (b"traceresponse", str(record.trace).encode())
+            kind = message["type"].removeprefix("websocket.")
+            if kind in {"http.response.start", "accept"}:
+                status = message.get("status", 101)
+                tracking = (REQUEST_ID, number.encode()), (b"traceresponse", str(record.trace).encode())
                 message = {**message, "headers": [*message.get("headers", ()), *tracking]}
-            sent += len(message.get("body", b""))
+            elif kind == "close":
+                status = status or 403  # as the server answers then
+            sent += size_of(message)
             await send(message)
 
-        traces = [value.decode("latin-1") for name, value in scope["headers"] if name == TRACEPARENT.encode()]
         with self.telemetry.request("http", number, traces[0] if len(traces) == 1 else None) as record:
             record.level = logging.DEBUG if path in HEALTH else logging.INFO
             try:
@@ -167,7 +179,9 @@ class Accounted:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"])
-        if self.drain.started and path not in HEALTH:
+        if scope["type"] == "websocket":  # which ends by itself when the service is stopped
+            await self.app(scope, receive, send)
+        elif self.drain.started and path not in HEALTH:
             refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
             refused.headers["Connection"] = "close"
             await refused(scope, receive, send)

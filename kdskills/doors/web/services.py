@@ -19,10 +19,12 @@ import h11
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from kdskills.app.authentication import IDENTITY, Authenticate, RateLimited
+from kdskills.app.logs import REQUEST
 from kdskills.app.operations.calling import require_allowed
-from kdskills.doors.web.entrance import refuse
+from kdskills.doors.web.entrance import REQUEST_ID, refuse
 from kdskills.doors.web.events import CHECK_S, Drain
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
+from kdskills.errors.traces import TRACEPARENT, current_trace
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -45,13 +47,17 @@ HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
 PRIVATE: Final = frozenset(
-    (b"authorization", b"proxy-authorization", b"cookie", b"host", b"origin", b"referer", b"expect", b"forwarded")
+    (
+        *(b"authorization", b"proxy-authorization", b"cookie", b"host", b"origin", b"referer", b"expect", b"forwarded"),
+        *(b"traceparent", b"tracestate", REQUEST_ID),
+    )
 )
+"""Headers of a request that are not the service's to know, or that we say ourselves."""
 ORIGINS: Final = frozenset(
     (
         *(b"set-cookie", b"clear-site-data", b"service-worker-allowed", b"strict-transport-security", b"alt-svc"),
         *(b"nel", b"report-to", b"reporting-endpoints", b"www-authenticate", b"proxy-authenticate", b"server", b"date"),
-        *(b"x-request-id", b"x-content-type-options", b"referrer-policy", b"cross-origin-resource-policy"),
+        *(REQUEST_ID, b"traceresponse", b"x-content-type-options", b"referrer-policy", b"cross-origin-resource-policy"),
     )
 )
 """Headers of an answer that speak for its whole origin, which is ours, or that we say ourselves."""
@@ -218,8 +224,10 @@ class Crossing:
 
     @property
     def asked(self) -> list[tuple[bytes, bytes]]:
-        """The headers the service is told."""
-        return asked_headers(self.scope["headers"], self.mount, self.port)
+        """The headers the service is told: those of the caller's, and which request, and step of a trace, this is."""
+        tracking = {REQUEST_ID: self.scope["state"][REQUEST], TRACEPARENT.encode(): current_trace()}
+        headers = asked_headers(self.scope["headers"], self.mount, self.port)
+        return [*headers, *((name, str(word).encode()) for name, word in tracking.items())]
 
 
 class Exchange:

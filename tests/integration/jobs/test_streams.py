@@ -20,6 +20,7 @@ from kdskills.app import Host
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.doors.web import build_app, services
 from kdskills.errors import KdskillsError
+from kdskills.errors.traces import Trace
 from kdskills.jobs import stream
 from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.jobs.settings import FleetSettings
@@ -153,6 +154,7 @@ async def test_an_artifact_is_read_where_it_does_not_lie(two):
 
 PROGRAM = Path(__file__).with_name("service_program.py").read_text()
 PORT = 8080
+SENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def certificate(folder, name):
@@ -266,6 +268,7 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
             headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30
         ) as client:
             hop = {"Cookie": "a=b", "X-Forwarded-For": "9.9.9.9", "Connection": "X-Mine", "X-Mine": "1", "X-Kept": "1"}
+            hop |= {"traceparent": SENT, "tracestate": "mine=1", "X-Request-Id": "r 1"}
             answer = await client.post(f"http://{place}/a%2Fb/%C3%A4?q=%20x", content=b"x" * 300_000, headers=hop)
             told = answer.json()
             assert (told["method"], told["target"], told["body"]) == ("POST", "/a%2Fb/%C3%A4?q=%20x", 300_000)
@@ -274,7 +277,13 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
                 f"/services/{head.id}/{PORT}",
             )
             assert told["headers"]["x-kept"] == "1"
-            assert not {"authorization", "cookie", "x-forwarded-for", "x-mine", "origin"} & told["headers"].keys()
+            assert told["headers"]["x-request-id"] == answer.headers["x-request-id"] != "r 1"
+            assert told["headers"]["traceparent"] == answer.headers["traceresponse"]
+            assert SENT[:36] in answer.headers["traceresponse"] != SENT
+            assert (
+                not {"authorization", "cookie", "tracestate", "x-forwarded-for", "x-mine", "origin"}
+                & told["headers"].keys()
+            )
             assert token not in answer.text
             assert not {"set-cookie", "clear-site-data", "service-worker-allowed", "x-hop"} & answer.headers.keys()
             assert answer.headers["content-security-policy"] == "sandbox"
@@ -291,6 +300,7 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
         async with connect(
             f"ws://{place}/ws", additional_headers={"Authorization": f"Bearer {token}"}, proxy=None
         ) as ws:
+            assert Trace.read(ws.response.headers["traceresponse"])
             await ws.send("hello")
             assert await ws.recv() == "hello"
             await ws.send(b"\x00" * 5000)
