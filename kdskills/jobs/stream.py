@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
 from kdskills.execution.streams import LogPiece
@@ -217,12 +217,12 @@ class HostStream:
                 for level, option, number in ALIVE:
                     peer.setsockopt(level, option, number)
                 await self._answer(reader, writer)
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, said nothing in time or nothing that is a question
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, or said nothing in time
         except KdskillsError as error:
-            _LOG.warning("a question of another host is not answered: %s", error.message)
-            with contextlib.suppress(OSError, TimeoutError):
-                await _send(writer, StreamFacts(code=error.code))
+            await _refuse(writer, error.code, error.message)
+        except ValidationError:  # of what lies here: a question is read in `_answer`
+            await _refuse(writer, "later_version", "what it is about was written by a later version")
         finally:
             self._open.discard(task)
             writer.close()
@@ -237,7 +237,10 @@ class HostStream:
             _LOG.warning("a question with another key than this worker's is refused")
             await _send(writer, StreamFacts(code="key_refused"))
             return
-        question = _QUESTION.validate_json(text)
+        try:
+            question = _QUESTION.validate_json(text)
+        except ValidationError:
+            return  # no question: nothing is said to whoever sent it
         if isinstance(question, LogQuestion):
             await self._give_log(question, writer)
         elif isinstance(question, ArtifactQuestion):
@@ -289,6 +292,12 @@ async def _send(writer: asyncio.StreamWriter, facts: StreamFacts, data: bytes = 
     async with asyncio.timeout(SEND_S):
         writer.write(facts.model_dump_json().encode() + b"\n" + data)
         await writer.drain()
+
+
+async def _refuse(writer: asyncio.StreamWriter, code: str, words: str) -> None:
+    _LOG.warning("a question of another host is not answered: %s", words)
+    with contextlib.suppress(OSError, TimeoutError):
+        await _send(writer, StreamFacts(code=code))
 
 
 async def carry(first: StreamEnds, second: StreamEnds) -> None:

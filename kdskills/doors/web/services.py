@@ -157,12 +157,13 @@ class ServiceProxy:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
-        scope, (ours, bridge) = crossing.scope, await opened.bridged()
+        scope, bridge = crossing.scope, None
         headers = [(b.decode("latin-1"), v.decode("latin-1")) for b, v in crossing.asked if b != b"host"]
         options: dict[str, Any] = {"additional_headers": headers, "subprotocols": scope["subprotocols"] or None}
         options |= {"max_size": MESSAGE, "compression": None, "proxy": None, "user_agent_header": None}
         address = f"ws://localhost:{crossing.port}{crossing.target.decode('latin-1')}"
         try:
+            ours, bridge = await opened.bridged()
             async with connect(address, sock=ours, **options) as client:
                 await crossing.receive()  # the wish to connect
                 await crossing.send({"type": "websocket.accept", "subprotocol": client.subprotocol})
@@ -173,8 +174,9 @@ class ServiceProxy:
             error = ServiceDown("the service does not take this WebSocket")
             await refuse(error, scope, crossing.receive, crossing.send)
         finally:
-            bridge.cancel()
-            await asyncio.gather(bridge, return_exceptions=True)
+            if bridge is not None:
+                bridge.cancel()
+                await asyncio.gather(bridge, return_exceptions=True)
 
     async def _until_first(
         self, scope: Scope, doings: Sequence[Awaitable[object]], *, until_drained: bool = False

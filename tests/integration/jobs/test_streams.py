@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -134,6 +135,10 @@ async def test_only_what_the_database_says_is_this_hosts_is_given(two):
     tasks = work.tables.tasks
     await work.database.write(lambda link: link.execute(tasks.update().values(host="other")))
     assert await ask(row, good) == "not_here"
+    later = sa.func.replace(tasks.c.spec, '{"scope"', '{"of_tomorrow":1,"scope"')
+    await work.database.write(lambda link: link.execute(tasks.update().values(spec=later, host=work.host)))
+    assert await ask(row, good) == "later_version"
+    assert "written by a later version" in await one.until(lambda: one.said() if "later version" in one.said() else "")
 
 
 async def test_an_artifact_is_read_where_it_does_not_lie(two):

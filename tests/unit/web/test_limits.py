@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from kdskills.app.authentication import IDENTITY, MAX_BUCKETS, RateLimited, RequestLimits
 from kdskills.app.identity import SCOPES, Identity, TokenLimits
+from kdskills.app.logs import REQUEST
 from kdskills.app.operations import OPERATIONS
 from kdskills.doors.web.entrance import BodyLimit, project_of
 from kdskills.doors.web.events import Drain
 from kdskills.doors.web.services import MOST, MOST_OF_ALL, RUNS, ServiceProxy
 from kdskills.errors import ServiceDown
+from kdskills.jobs import stream
+from kdskills.jobs.stream import StreamEnds
 
 ONE = Identity(token="one")
 
@@ -198,3 +202,25 @@ async def test_connections_to_services_are_counted_before_they_are_dialed():
         assert most_open == places
         assert sum(words in detail for detail in details) == len(asked) - places
         assert proxy._open.total() == open_now == 0
+
+
+async def test_a_websocket_without_a_descriptor_is_refused(monkeypatch):
+    """Where no more sockets are to be had the caller is told that the service is not reached, as over HTTP."""
+    ended, sent = [], []
+
+    async def opened(identity, item, port):
+        return StreamEnds(None, SimpleNamespace(transport=SimpleNamespace(abort=lambda: ended.append(item))))
+
+    def none_left():
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    async def send(message):
+        sent.append(message)
+
+    monkeypatch.setattr(stream.socket, "socketpair", none_left)
+    host = SimpleNamespace(operations={RUNS: OPERATIONS[RUNS]}, work=SimpleNamespace(service=opened))
+    scope = {"type": "websocket", "path": "/", "headers": [], "query_string": b"", "state": {REQUEST: "r1"}}
+    scope |= {"raw_path": b"/services/task_1/80", "subprotocols": [], IDENTITY: replace(ONE, scopes=SCOPES)}
+    await ServiceProxy(host, None, Drain())({**scope, "extensions": {"websocket.http.response": {}}}, None, send)
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["code"]) == (502, "service_down")
+    assert ended == ["task_1"]
