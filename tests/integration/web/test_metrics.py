@@ -22,7 +22,7 @@ from kdskills.app.telemetry import INSTRUMENTS, METHODS, Telemetry
 from kdskills.doors.web.entrance import Accounted
 from kdskills.doors.web.events import Drain
 from kdskills.errors.traces import Trace
-from kdskills.storage.database import DatabaseUnavailable, utc_now
+from kdskills.storage.database import DatabaseUnavailable
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -84,7 +84,7 @@ def _programs_of_others_belong_to_it(client, headers):
 
 def test_a_run_is_one_trace_and_is_measured(service, archive):
     """The trace of a request is that of its answer, its task, its program, its artifact and its line of the log."""
-    began, out, token = utc_now(), io.StringIO(), service.token(agent="boss")
+    out, token, before = io.StringIO(), service.token(agent="boss"), service.run(service.host.upkeep.measure())
     call = {"skill_name": "public.brief", "session_id": "s1", "workdir": "session", "outputs": ["out.txt"]}
     tools, headers = "/projects/local/tools", {"traceparent": SENT, "X-Request-Id": "r1"}
     with service.client(token) as client, json_logs(out):
@@ -102,7 +102,7 @@ def test_a_run_is_one_trace_and_is_measured(service, archive):
             client.get(f"/projects/local/tasks/{task['task_id']}").json(),
             client.post(f"{tools}/artifacts.get", json={"artifact_id": artifact}).json(),
         ]
-        service.run(service.host.upkeep.measure(began))
+        service.run(service.host.upkeep.measure(before))
         rows = scraped(client)
     assert {answered.trace_id, inside.trace_id, *(each["trace_id"] for each in views)} == {TRACE}
     assert len({answered.span_id, inside.span_id, SENT[36:52]}) == 3
