@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.app.identity import OPEN_SCOPES, Identity
@@ -13,6 +13,12 @@ from kdskills.errors import CallerMustAct, CallRefused, OperatorMustAct
 
 if TYPE_CHECKING:
     from kdskills.app.wiring import Storage
+
+
+IDENTITY: Final = "kdskills.identity"
+"""Where the scope of a request has who calls."""
+Authenticate = Callable[[str | None], Awaitable[Identity]]
+"""Takes the Authorization header, None for a caller without one, and returns who calls, or raises."""
 
 
 class Unauthenticated(CallerMustAct, code="unauthenticated"):

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 LIVE: Final = ("queued", "starting", "running")
 MOST: Final = 1000
-"""Most ended runs that one measurement tells of."""
+"""Most ended runs that one measurement tells of; the next one tells of the others."""
+LATE_S: Final = 600.0
+"""Seconds by which the record of an end may come late: files are stored before it, and clocks of hosts differ."""
+REMEMBERED: Final = 10_000
+"""Most tasks that ended within that time and are known one by one; of more, those that ended last."""
 WORK: Final = ("task_", "job_")
 PATIENCE_S: Final = 10.0
 """Seconds a part may take to answer; one that takes longer is not ready."""
@@ -61,50 +65,81 @@ class Pulse(NamedTuple):
     that began since.
     """
 
-    measured_at: datetime
     depth: Mapping[str, int]
     workers: int
     lease_age_s: float
-    ran: tuple[Ran, ...]
+    ran: tuple[Ran, ...] = ()
     jobs: Mapping[str, int] = MappingProxyType({})
     oldest_s: float = 0.0
     starts: int = 0
 
 
-def measured(link: sa.Connection, tables: WorkTables, since: datetime) -> Pulse:
-    """Return how the work of a database stands, and what began and ended since *since*; reads what is open and no more."""
+class Tally(NamedTuple):
+    """Ids of tasks that were told of: those that `ended` lately, and those that `begun` and were not over, or not told of, then.
+
+    A time would not do: a row says that it ended only some time after that, by the clock of another host.
+    """
+
+    ended: frozenset[str]
+    begun: frozenset[str]
+
+
+def measured(link: sa.Connection, tables: WorkTables) -> Pulse:
+    """Return how the work of a database stands; reads what is open and no more."""
     import sqlalchemy as sa
 
     now, tasks, workers = utc_now(), tables.tasks, tables.workers
-    between = micros(since), micros(now)
     depth, jobs = (_by_state(link, table) for table in (tasks, tables.jobs))
     queued = [
         link.execute(sa.select(sa.func.min(table.c.created_at)).where(in_states(table, ("queued",)))).scalar()
         for table in (tasks, tables.jobs)
     ]
     beats = [*map(int, link.execute(sa.select(workers.c.beat_at).where(workers.c.state != "dead")).scalars())]
-    begun = sa.select(sa.func.count()).where(
-        in_states(tasks, LIVE), tasks.c.started_at > between[0], tasks.c.started_at <= between[1]
-    )
-    names = ("spec", "status", "created_at", "started_at", "finished_at", "artifacts", "stdout_total", "stderr_total")
-    ended = (
-        sa.select(*(tasks.c[name] for name in names))
-        .where(tasks.c.status.in_(sorted(TERMINAL)))
-        .where(tasks.c.finished_at > between[0], tasks.c.finished_at <= between[1], tasks.c.started_at.is_not(None))
-        .order_by(tasks.c.finished_at)
-        .limit(MOST)
-    )
-    rows = link.execute(ended).all()
     return Pulse(
-        measured_at=now,
         depth=depth,
         workers=len(beats),
         lease_age_s=max(0.0, (micros(now) - min(beats)) / 1e6) if beats else 0.0,
-        ran=tuple(map(_ran, rows)),
         jobs=jobs,
         oldest_s=max((max(0, micros(now) - at) / 1e6 for at in queued if at is not None), default=0.0),
-        starts=int(link.execute(begun).scalar_one()) + sum(row.started_at > between[0] for row in rows),
     )
+
+
+def told_since(link: sa.Connection, tables: WorkTables, before: Tally | None) -> tuple[tuple[Ran, ...], int, Tally]:
+    """Return what ended since *before*, how many tasks began, and the tally to go on from; without one nothing did either.
+
+    Reads what is open and what ended within LATE_S, and ids alone of what was told of.
+    """
+    import sqlalchemy as sa
+
+    tasks = tables.tasks
+    began = sa.select(tasks.c.id).where(in_states(tasks, LIVE), tasks.c.started_at.is_not(None))
+    live = frozenset(link.execute(began).scalars())  # first: what ends meanwhile is in both, and not in none
+    recent = (
+        sa.select(tasks.c.id)
+        .where(tasks.c.status.in_(sorted(TERMINAL)), tasks.c.started_at.is_not(None))
+        .where(tasks.c.finished_at > micros(utc_now()) - int(LATE_S * 1e6))
+        .order_by(tasks.c.finished_at.desc())
+        .limit(REMEMBERED)
+    )
+    ended = list(link.execute(recent).scalars())
+    if before is None:
+        return (), 0, Tally(frozenset(ended), live)
+    new = [item for item in reversed(ended) if item not in before.ended]
+    later = frozenset(new[MOST:])
+    names = (
+        "id",
+        "spec",
+        "status",
+        "created_at",
+        "started_at",
+        "finished_at",
+        "artifacts",
+        "stdout_total",
+        "stderr_total",
+    )
+    rows = link.execute(sa.select(*(tasks.c[name] for name in names)).where(tasks.c.id.in_(new[:MOST]))).all()
+    starts = (live | {row.id for row in rows}) - before.begun
+    return tuple(map(_ran, rows)), len(starts), Tally(frozenset(ended) - later, live | (before.begun & later))
 
 
 def _by_state(link: sa.Connection, table: sa.Table) -> dict[str, int]:
@@ -160,31 +195,38 @@ class Upkeep:
     """Questions of other parts that run beside the service, such as its bus; what they say keeps no work away."""
 
     async def run(self) -> None:
-        """Measure and collect until cancelled; what fails is logged and tried again."""
-        since, next_collect = utc_now(), time.monotonic()
+        """Measure and collect until cancelled; whatever a round meets is logged and tried again, and ends no service."""
+        tally, next_collect = None, time.monotonic()
         pulse_s, collect_s = self.settings.pulse_s, self.settings.collect_interval_s
         while True:
             try:
-                since = await self.measure(since)
+                tally = await self.measure(tally)
                 if time.monotonic() >= next_collect:
                     next_collect = time.monotonic() + collect_s
                     await self.collect()
             except KdskillsError as error:
                 _LOG.warning("upkeep: %s: %s", error.code, error.message)
+            except Exception:  # noqa: BLE001 - also a disk's or driver's own error: the next round tries again
+                _LOG.exception("a round of upkeep failed")
             await asyncio.sleep(min(pulse_s, collect_s))
 
-    async def measure(self, since: datetime) -> datetime:
-        """Record how the work stands and what ended after *since*; return when that was. Raises DatabaseUnavailable."""
+    async def measure(self, before: Tally | None = None) -> Tally:
+        """Record how the work stands and what came since *before*; return what to go on from. Raises DatabaseUnavailable."""
         work = await self.work.client.work()
-        measurement = await work.database.read(lambda link: measured(link, work.tables, since))
-        self.telemetry.pulse(measurement)
-        return measurement.measured_at
+        ran, starts, tally = await work.database.read(lambda link: told_since(link, work.tables, before))
+        await self._stand(ran=ran, starts=starts)
+        return tally
+
+    async def _stand(self, **since: Any) -> None:
+        work = await self.work.client.work()
+        measurement = await work.database.read(lambda link: measured(link, work.tables))
+        self.telemetry.pulse(measurement._replace(**since))
 
     async def look(self, *, patience_s: float = PATIENCE_S) -> None:
         """Record how everything stands now; a database that is away, or not there yet, is told as such and is no error."""
         if not self.storage.present:
             return
-        word, databases = await _word(self.measure(utc_now()), patience_s), {"service": self.storage.database}
+        word, databases = await _word(self._stand(), patience_s), {"service": self.storage.database}
         if word == "ok":
             databases["work"] = (await self.work.client.work()).database
         self.telemetry.databases(up=word == "ok", **databases)

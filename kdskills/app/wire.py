@@ -99,3 +99,16 @@ def status_of(error: KdskillsError) -> int:
     """Return the status of HTTP that *error* is answered with."""
     status = next((status for kind, status in BY_CLASS if isinstance(error, kind)), 400)
     return STATUS.get(error.code, status)
+
+
+RETRY_S: Final = 5
+"""Seconds after which a caller may ask again that was told 503, where nobody knows better."""
+
+
+def headers_of(error: KdskillsError) -> dict[str, str]:
+    """Return what an answer over HTTP with *error* says beside its status: that a token is asked for, or when to come again."""
+    status = status_of(error)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if "retry_after" in error.details or status == 503:
+        headers["Retry-After"] = str(error.details.get("retry_after", RETRY_S))
+    return headers

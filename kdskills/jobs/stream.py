@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
 from kdskills.execution.streams import LogPiece
@@ -217,12 +217,12 @@ class HostStream:
                 for level, option, number in ALIVE:
                     peer.setsockopt(level, option, number)
                 await self._answer(reader, writer)
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, said nothing in time or nothing that is a question
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever asked went away, or said nothing in time
         except KdskillsError as error:
-            _LOG.warning("a question of another host is not answered: %s", error.message)
-            with contextlib.suppress(OSError, TimeoutError):
-                await _send(writer, StreamFacts(code=error.code))
+            await _refuse(writer, error.code, error.message)
+        except ValidationError:  # of what lies here: a question is read in `_answer`
+            await _refuse(writer, "later_version", "what it is about was written by a later version")
         finally:
             self._open.discard(task)
             writer.close()
@@ -237,7 +237,10 @@ class HostStream:
             _LOG.warning("a question with another key than this worker's is refused")
             await _send(writer, StreamFacts(code="key_refused"))
             return
-        question = _QUESTION.validate_json(text)
+        try:
+            question = _QUESTION.validate_json(text)
+        except ValidationError:
+            return  # no question: nothing is said to whoever sent it
         if isinstance(question, LogQuestion):
             await self._give_log(question, writer)
         elif isinstance(question, ArtifactQuestion):
@@ -291,6 +294,12 @@ async def _send(writer: asyncio.StreamWriter, facts: StreamFacts, data: bytes = 
         await writer.drain()
 
 
+async def _refuse(writer: asyncio.StreamWriter, code: str, words: str) -> None:
+    _LOG.warning("a question of another host is not answered: %s", words)
+    with contextlib.suppress(OSError, TimeoutError):
+        await _send(writer, StreamFacts(code=code))
+
+
 async def carry(first: StreamEnds, second: StreamEnds) -> None:
     """Carry bytes both ways between two connections until both ended, and close them."""
     writers = (first.writer, second.writer)
@@ -314,6 +323,8 @@ class FarHosts:
     settings: FleetSettings
     _workers: dict[str, tuple[float, Any, str]] = field(default_factory=dict)
     """Until when what holds of a host: the row of a worker that serves its files, or why there is none."""
+    _trust: ssl.SSLContext | None = None
+    """Certificates that those of hosts are checked against: reading the system's takes long."""
 
     async def log(self, head: TaskHead, stream: Literal["stdout", "stderr"], offset: int, limit: int) -> LogPiece:
         """Return a piece of the log of a task that ran on another host."""
@@ -381,6 +392,8 @@ class FarHosts:
             async with asyncio.timeout(DIAL_S):
                 connection = await self._dial(worker.address)
         except (OSError, TimeoutError, ValueError) as error:  # nobody else need wait for it now
+            if isinstance(error, ssl.SSLCertVerificationError):
+                self._trust = None  # the file may have been renewed
             reason = _reason(error)
             self._workers[host] = (time.monotonic() + KNOWN_S, None, reason)
             raise _unreachable(host, reason) from None
@@ -420,7 +433,9 @@ class FarHosts:
         name, _, port = target.rpartition(":")
         if scheme != "tls" and self.settings.authority is not None:
             raise ValueError(NO_TLS)
-        context = ssl.create_default_context(cafile=self.settings.authority) if scheme == "tls" else None
+        if scheme == "tls" and self._trust is None:
+            self._trust = await asyncio.to_thread(ssl.create_default_context, cafile=self.settings.authority)
+        context = self._trust if scheme == "tls" else None
         return StreamEnds(*await asyncio.open_connection(name.strip("[]"), int(port), limit=MOST, ssl=context))
 
     async def _worker(self, host: str) -> Any:

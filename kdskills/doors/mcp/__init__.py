@@ -1,5 +1,5 @@
 """The MCP door: operations as tools, skills by the official extension."""
 
-from kdskills.doors.mcp.server import Authenticate, McpHttp, build_server, command, mount, serve_stdio
+from kdskills.doors.mcp.server import McpHttp, build_server, command, mount, serve_stdio
 
-__all__ = ["Authenticate", "McpHttp", "build_server", "command", "mount", "serve_stdio"]
+__all__ = ["McpHttp", "build_server", "command", "mount", "serve_stdio"]

@@ -32,6 +32,8 @@ from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
 from kdskills.app.authentication import (
+    IDENTITY,
+    Authenticate,
     RequestLimits,
     Unauthenticated,
     address,
@@ -48,7 +50,7 @@ from kdskills.app.operations.calling import host_words, require_allowed
 from kdskills.app.operations.table import RUNS
 from kdskills.app.publication import NOT_FOUND, Publication, PublishedEntry
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.wire import as_text, json_facts, json_text
+from kdskills.app.wire import as_text, headers_of, json_facts, json_text, status_of
 from kdskills.errors import BadRequest, CallRefused, KdskillsError, NotFound
 from kdskills.errors.traces import TRACEPARENT
 
@@ -470,13 +472,6 @@ async def serve_stdio(host: Host, identity: Identity) -> None:
         await server.run(reading, writing, server.create_initialization_options())
 
 
-IDENTITY: Final = "kdskills.identity"
-STATUS: Final = {"rate_limited": 429, "host_refused": 421}
-
-Authenticate = Callable[[str | None], Awaitable[Identity]]
-"""Takes the Authorization header and returns who calls, or raises."""
-
-
 class McpHttp:
     """An ASGI application; `running` must be entered while it serves.
 
@@ -531,11 +526,9 @@ def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
 async def _refuse(send: Send, error: KdskillsError) -> None:
     note_request(code=error.code)
     body = json_facts(error.to_json()).encode()
-    class_status = 403 if isinstance(error, CallRefused) else 400 if isinstance(error, BadRequest) else 401
-    status = STATUS.get(error.code, class_status)
-    headers = [(b"content-type", b"application/json")]
-    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    told = {"Content-Type": "application/json", **headers_of(error)}
+    headers = [(name.lower().encode(), text.encode()) for name, text in told.items()]
+    await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import webbrowser
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
-from kdskills.app.authentication import RequestLimits, Unauthenticated, address, on_loopback, require_own_origin
+from kdskills.app.authentication import (
+    Authenticate,
+    RequestLimits,
+    Unauthenticated,
+    address,
+    on_loopback,
+    require_own_origin,
+)
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import REQUEST, note_request
@@ -45,9 +52,6 @@ HEADERS: Final[Mapping[str, str]] = {
     "Cache-Control": "no-store",
 }
 """Headers of every answer. Pages hold what strangers wrote; nothing of theirs can run or ask another server."""
-
-Authenticate = Callable[[str | None], Awaitable[Identity]]
-"""Takes an Authorization header, or None for a caller without one, and returns who calls, or raises Unauthenticated."""
 
 
 class Console:

@@ -25,16 +25,23 @@ from starlette.routing import BaseRoute, Match, NoMatchFound, Route
 from starlette.types import Receive, Scope, Send
 
 from kdskills.app import Host
-from kdskills.app.authentication import ListenRefused, RequestLimits, address, answered_names, of_header, on_loopback
+from kdskills.app.authentication import (
+    Authenticate,
+    ListenRefused,
+    RequestLimits,
+    address,
+    answered_names,
+    of_header,
+    on_loopback,
+)
 from kdskills.app.connections import BoundedServer, Crowd, server_config
 from kdskills.app.connections import serve as serve_connections
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.logs import be_called, json_logs
+from kdskills.app.wire import RETRY_S
 from kdskills.doors.web.entrance import (
     METRICS,
-    RETRY_S,
     Accounted,
-    Authenticate,
     BodyLimit,
     Entrance,
     OwnOrigin,

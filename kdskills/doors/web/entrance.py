@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Annotated, Any, Final, cast
@@ -21,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from kdskills.app.authentication import RequestLimits, require_own_origin
+from kdskills.app.authentication import IDENTITY, Authenticate, RequestLimits, require_own_origin
 from kdskills.app.connections import HEALTH
 from kdskills.app.identity import LOCAL, OPEN_SCOPES, SCOPES, Identity
 from kdskills.app.logs import REQUEST, note_request, number_of
 from kdskills.app.telemetry import Telemetry
-from kdskills.app.wire import as_text, json_text, status_of
+from kdskills.app.wire import as_text, headers_of, json_text, status_of
 from kdskills.doors.web.events import Drain
 from kdskills.errors import BadRequest, CallerMustAct, CallRefused, KdskillsError, NotFound, OperatorMustAct
 from kdskills.errors.traces import TRACEPARENT
@@ -73,10 +72,6 @@ PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-RETRY_S: Final = 5
-"""Seconds after which a caller may ask again that was told 503, where nobody knows better."""
-
-
 def response_of(error: KdskillsError, request: Request) -> Response:
     """Answer with an error."""
     status = status_of(error)
@@ -90,10 +85,7 @@ def response_of(error: KdskillsError, request: Request) -> Response:
         details=cast("dict[str, Any]", as_text(error.details)),
         request_id=getattr(request.state, "request_id", ""),
     )
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if "retry_after" in error.details or status == 503:
-        headers["Retry-After"] = str(error.details.get("retry_after", RETRY_S))
-    return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers)
+    return Response(json_text(problem), status, media_type=MEDIA_TYPE, headers=headers_of(error))
 
 
 async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,9 +98,6 @@ async def refuse(error: KdskillsError, scope: Scope, receive: Receive, send: Sen
         await WebSocket(scope, receive, send).send_denial_response(response)
 
 
-IDENTITY: Final = "kdskills.identity"
-Authenticate = Callable[[str | None], Awaitable[Identity]]
-"""Takes the Authorization header and returns who calls, or raises."""
 _LOG = logging.getLogger("kdskills.http")
 
 
@@ -118,11 +107,17 @@ class Draining(OperatorMustAct, code="draining"):
 
 METRICS: Final = "/metrics"
 """Where Prometheus asks."""
+REQUEST_ID: Final = b"x-request-id"
+
+
+def size_of(message: Message) -> int:
+    """Return the bytes of a piece of a body, or of a message of a WebSocket."""
+    return len(message.get("body") or message.get("bytes") or (message.get("text") or "").encode())
 
 
 @dataclass(eq=False)
 class Accounted:
-    """Gives a request its id and its trace, counts it, and logs what came of it, but no query, header or body.
+    """Gives a request or WebSocket its id and its trace, counts it, and logs what came of it, but no query, header or body.
 
     Attributes:
         mounted: Paths of other doors; a GET there is a stream that waits for messages, and nothing waits for it.
@@ -141,30 +136,36 @@ class Accounted:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        number, path, method = number_of(headers.get("x-request-id", "")), str(scope["path"]), scope["method"]
+        numbers, traces = (
+            [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+            for wanted in (REQUEST_ID, TRACEPARENT.encode())
+        )
+        number, path = number_of(numbers[-1] if numbers else ""), str(scope["path"])
+        method = scope.get("method", "GET")  # with which every WebSocket is asked for
         scope.setdefault("state", {})[REQUEST] = number
         status = received = sent = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            received += size_of(message)
             return message
 
         async def marked(message: Message) -> None:
             nonlocal status, sent
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                tracking = (b"x-request-id", number.encode()), (b"traceresponse", str(record.trace).encode())
+            kind = message["type"].removeprefix("websocket.")
+            if kind in {"http.response.start", "accept"}:
+                status = message.get("status", 101)
+                tracking = (REQUEST_ID, number.encode()), (b"traceresponse", str(record.trace).encode())
                 message = {**message, "headers": [*message.get("headers", ()), *tracking]}
-            sent += len(message.get("body", b""))
+            elif kind == "close":
+                status = status or 403  # as the server answers then
+            sent += size_of(message)
             await send(message)
 
-        traces = [value.decode("latin-1") for name, value in scope["headers"] if name == TRACEPARENT.encode()]
         with self.telemetry.request("http", number, traces[0] if len(traces) == 1 else None) as record:
             record.level = logging.DEBUG if path in HEALTH else logging.INFO
             try:
@@ -178,7 +179,9 @@ class Accounted:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = str(scope["path"])
-        if self.drain.started and path not in HEALTH:
+        if scope["type"] == "websocket":  # which ends by itself when the service is stopped
+            await self.app(scope, receive, send)
+        elif self.drain.started and path not in HEALTH:
             refused = response_of(Draining("the service is being stopped: ask again"), Request(scope))
             refused.headers["Connection"] = "close"
             await refused(scope, receive, send)

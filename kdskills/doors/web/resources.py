@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from kdskills.app import Host
-from kdskills.app.authentication import Unauthenticated
+from kdskills.app.authentication import IDENTITY, Unauthenticated
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context, Input, Operation
 from kdskills.app.operations.calling import misshapen, pointer, require_allowed, validated
@@ -47,7 +47,7 @@ from kdskills.app.operations.work_follow import JobList, JobSnapshot, LogsOutput
 from kdskills.app.wire import json_text
 from kdskills.app.work import scope_of
 from kdskills.doors.web import events
-from kdskills.doors.web.entrance import IDENTITY, PROBLEMS, Caller, Cursor, Limit, response_of
+from kdskills.doors.web.entrance import PROBLEMS, Caller, Cursor, Limit, response_of
 from kdskills.errors import BadRequest, KdskillsError, NotFound, OperatorMustAct
 
 _LOG = logging.getLogger("kdskills.http")

@@ -11,23 +11,26 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import h11
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
-from kdskills.app.authentication import RateLimited
+from kdskills.app.authentication import IDENTITY, Authenticate, RateLimited
+from kdskills.app.logs import REQUEST
 from kdskills.app.operations.calling import require_allowed
-from kdskills.doors.web.entrance import IDENTITY, Authenticate, refuse
+from kdskills.doors.web.entrance import REQUEST_ID, refuse
 from kdskills.doors.web.events import CHECK_S, Drain
 from kdskills.errors import KdskillsError, NotFound, OperatorMustAct, ServiceDown
+from kdskills.errors.traces import TRACEPARENT, current_trace
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from kdskills.app import Host
+    from kdskills.app.identity import Identity
     from kdskills.jobs.stream import StreamEnds
 
 PATH: Final = re.compile(rb"/services/([A-Za-z0-9_-]{1,128})/(\d{1,5})(/.*)?", re.DOTALL)
@@ -44,13 +47,17 @@ HOP: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
 PRIVATE: Final = frozenset(
-    (b"authorization", b"proxy-authorization", b"cookie", b"host", b"origin", b"referer", b"expect", b"forwarded")
+    (
+        *(b"authorization", b"proxy-authorization", b"cookie", b"host", b"origin", b"referer", b"expect", b"forwarded"),
+        *(b"traceparent", b"tracestate", REQUEST_ID),
+    )
 )
+"""Headers of a request that are not the service's to know, or that we say ourselves."""
 ORIGINS: Final = frozenset(
     (
         *(b"set-cookie", b"clear-site-data", b"service-worker-allowed", b"strict-transport-security", b"alt-svc"),
         *(b"nel", b"report-to", b"reporting-endpoints", b"www-authenticate", b"proxy-authenticate", b"server", b"date"),
-        *(b"x-request-id", b"x-content-type-options", b"referrer-policy", b"cross-origin-resource-policy"),
+        *(REQUEST_ID, b"traceresponse", b"x-content-type-options", b"referrer-policy", b"cross-origin-resource-policy"),
     )
 )
 """Headers of an answer that speak for its whole origin, which is ours, or that we say ourselves."""
@@ -99,32 +106,41 @@ class ServiceProxy:
     authenticate: Authenticate
     drain: Drain
     _open: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many requests and WebSockets are open, by project and agent."""
+    """How many requests and WebSockets are open or being dialed, by project and agent."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or WebSocket."""
         match = PATH.fullmatch(scope["raw_path"].partition(b"?")[0])
-        try:
-            if match is None:
-                raise NotFound("services are at /services/ID/PORT/…")
-            item, port, tail = match[1], int(match[2]), match[3] or b""
-            require_allowed(self.host.operations[RUNS], scope[IDENTITY])
-            caller = (scope[IDENTITY].project, scope[IDENTITY].agent)
-            if self._open[caller] >= MOST or self._open.total() >= MOST_OF_ALL:
-                raise RateLimited(f"{self._open[caller]} connections to services are open: close one", retry_after=1)
-            opened = await self.host.work.service(scope[IDENTITY], item.decode(), port)
-        except KdskillsError as error:
-            await refuse(error, scope, receive, send)
-            return
-        self._open[caller] += 1
-        mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
-        target = (tail or b"/") + (b"?" + query if query else b"")
-        serve = self._http if scope["type"] == "http" else self._socket
-        try:
+        with contextlib.ExitStack() as stack:
+            try:
+                if match is None:
+                    raise NotFound("services are at /services/ID/PORT/…")
+                item, port, tail = match[1], int(match[2]), match[3] or b""
+                require_allowed(self.host.operations[RUNS], scope[IDENTITY])
+                stack.enter_context(self._place(scope[IDENTITY]))
+                opened = await self.host.work.service(scope[IDENTITY], item.decode(), port)
+            except KdskillsError as error:
+                await refuse(error, scope, receive, send)
+                return
+            stack.callback(opened.writer.transport.abort)  # a close would wait for a service that reads nothing
+            mount, query = b"/services/%s/%d" % (item, port), scope["query_string"]
+            target = (tail or b"/") + (b"?" + query if query else b"")
+            serve = self._http if scope["type"] == "http" else self._socket
             await serve(Crossing(scope, receive, send, mount, port, target), opened)
+
+    @contextlib.contextmanager
+    def _place(self, identity: Identity) -> Iterator[None]:
+        """Count one connection of a caller, from before it is dialed until the block ends. Raises RateLimited."""
+        caller = (identity.project, identity.agent)
+        if self._open[caller] >= MOST:
+            raise RateLimited(f"your {MOST} connections to services are open: close one", retry_after=1)
+        if self._open.total() >= MOST_OF_ALL:
+            raise RateLimited(f"all {MOST_OF_ALL} connections to services are in use: ask again", retry_after=1)
+        self._open[caller] += 1
+        try:
+            yield
         finally:
             self._open -= Counter((caller,))
-            opened.writer.transport.abort()  # a close would wait for a service that reads nothing
 
     async def _http(self, crossing: Crossing, opened: StreamEnds) -> None:
         silence_s = self.host.settings.fleet.service_silence_s
@@ -141,12 +157,13 @@ class ServiceProxy:
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 
-        scope, (ours, bridge) = crossing.scope, await opened.bridged()
+        scope, bridge = crossing.scope, None
         headers = [(b.decode("latin-1"), v.decode("latin-1")) for b, v in crossing.asked if b != b"host"]
         options: dict[str, Any] = {"additional_headers": headers, "subprotocols": scope["subprotocols"] or None}
         options |= {"max_size": MESSAGE, "compression": None, "proxy": None, "user_agent_header": None}
         address = f"ws://localhost:{crossing.port}{crossing.target.decode('latin-1')}"
         try:
+            ours, bridge = await opened.bridged()
             async with connect(address, sock=ours, **options) as client:
                 await crossing.receive()  # the wish to connect
                 await crossing.send({"type": "websocket.accept", "subprotocol": client.subprotocol})
@@ -157,8 +174,9 @@ class ServiceProxy:
             error = ServiceDown("the service does not take this WebSocket")
             await refuse(error, scope, crossing.receive, crossing.send)
         finally:
-            bridge.cancel()
-            await asyncio.gather(bridge, return_exceptions=True)
+            if bridge is not None:
+                bridge.cancel()
+                await asyncio.gather(bridge, return_exceptions=True)
 
     async def _until_first(
         self, scope: Scope, doings: Sequence[Awaitable[object]], *, until_drained: bool = False
@@ -208,8 +226,10 @@ class Crossing:
 
     @property
     def asked(self) -> list[tuple[bytes, bytes]]:
-        """The headers the service is told."""
-        return asked_headers(self.scope["headers"], self.mount, self.port)
+        """The headers the service is told: those of the caller's, and which request, and step of a trace, this is."""
+        tracking = {REQUEST_ID: self.scope["state"][REQUEST], TRACEPARENT.encode(): current_trace()}
+        headers = asked_headers(self.scope["headers"], self.mount, self.port)
+        return [*headers, *((name, str(word).encode()) for name, word in tracking.items())]
 
 
 class Exchange:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from kdskills.app.upkeep import measured
+from kdskills.app.upkeep import measured, told_since
 from kdskills.jobs.client import JobsClient
 from kdskills.jobs.model import Command, JobHead, JobSpec, Placement, Scope, StepSpec, TaskHead, TaskSpec
 from kdskills.jobs.queue import Work
@@ -165,4 +165,7 @@ def test_retention(work: Work, kind: str) -> None:
 
 def test_the_pulse(work: Work) -> None:
     """Measuring how the work stands reads what is open and what ended just now."""
-    assert whole_tables(work, lambda link: measured(link, work.tables, utc_now() - timedelta(seconds=5))) == []
+    assert whole_tables(work, lambda link: measured(link, work.tables)) == []
+    ran, starts, tally = work.database.ask(lambda link: told_since(link, work.tables, None))
+    assert (ran, starts, tally.begun) == ((), 0, frozenset())
+    assert whole_tables(work, lambda link: told_since(link, work.tables, tally)) == []

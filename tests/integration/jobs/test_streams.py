@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import json
+import shutil
+import ssl
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -17,6 +21,7 @@ from kdskills.app import Host
 from kdskills.app.connections import BoundedServer, Crowd, serve, server_config
 from kdskills.doors.web import build_app, services
 from kdskills.errors import KdskillsError
+from kdskills.errors.traces import Trace
 from kdskills.jobs import stream
 from kdskills.jobs.model import OnPort, Placement, ServiceSpec, TaskHead
 from kdskills.jobs.settings import FleetSettings
@@ -130,6 +135,10 @@ async def test_only_what_the_database_says_is_this_hosts_is_given(two):
     tasks = work.tables.tasks
     await work.database.write(lambda link: link.execute(tasks.update().values(host="other")))
     assert await ask(row, good) == "not_here"
+    later = sa.func.replace(tasks.c.spec, '{"scope"', '{"of_tomorrow":1,"scope"')
+    await work.database.write(lambda link: link.execute(tasks.update().values(spec=later, host=work.host)))
+    assert await ask(row, good) == "later_version"
+    assert "written by a later version" in await one.until(lambda: one.said() if "later version" in one.said() else "")
 
 
 async def test_an_artifact_is_read_where_it_does_not_lie(two):
@@ -150,6 +159,7 @@ async def test_an_artifact_is_read_where_it_does_not_lie(two):
 
 PROGRAM = Path(__file__).with_name("service_program.py").read_text()
 PORT = 8080
+SENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 def certificate(folder, name):
@@ -162,8 +172,11 @@ def certificate(folder, name):
     return files
 
 
-async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
-    """Logs come over TLS when the certificate is trusted; one of somebody else, or a question without TLS, gets nothing."""
+async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path, monkeypatch):
+    """Logs come over TLS when the certificate is trusted; one of somebody else, or a question without TLS, gets nothing.
+
+    What is trusted is read once, in a thread, and again after a certificate that was not.
+    """
     one, _ = two
     mine, theirs = certificate(tmp_path, "mine"), certificate(tmp_path, "theirs")
     head = await one.client.submit(one.task("echo secret"))
@@ -174,11 +187,20 @@ async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
     server = await serving_host.listen(0)
     assert serving_host.address.startswith("tls://localhost:")
 
-    async def read(address=serving_host.address, **settings):
+    def asking(address=serving_host.address, **settings):
         far = FarHosts(work, FleetSettings(**settings))
         worker = SimpleNamespace(host=head.host, address=address, stream_key=serving_host.key)
         far._workers[head.host] = (float("inf"), worker, "")
-        return (await far.log(head, "stdout", 0, 100)).data
+        return far
+
+    async def read(*args, **settings):
+        return (await asking(*args, **settings).log(head, "stdout", 0, 100)).data
+
+    built, build = [], ssl.create_default_context
+
+    def building(**options):
+        built.append(threading.current_thread())
+        return build(**options)
 
     assert await read(authority=mine[0]) == b"secret\n"
     for authority in (theirs[0], None):
@@ -186,6 +208,18 @@ async def test_the_stream_is_tls_where_it_is_asked_for(two, tmp_path):
             await read(authority=authority)
     with pytest.raises(HostUnreachable, match="cannot be asked"):
         await read(serving_host.address.replace("tls", "tcp"))
+    monkeypatch.setattr(ssl, "create_default_context", building)
+    shutil.copy(theirs[0], tmp_path / "renewed.pem")
+    far = asking(authority=tmp_path / "renewed.pem")
+    known = dict(far._workers)
+    with pytest.raises(HostUnreachable, match="its certificate is not trusted"):
+        await far.log(head, "stdout", 0, 100)
+    shutil.copy(mine[0], tmp_path / "renewed.pem")
+    for _ in range(3):
+        far._workers.update(known)
+        assert (await far.log(head, "stdout", 0, 100)).data == b"secret\n"
+    assert len(built) == 2
+    assert threading.main_thread() not in built
     await serving_host.close(server)
     with pytest.raises(StreamRefused):
         await stream.HostStream(work, None, FleetSettings(listen="127.0.0.1:0", certificate=tmp_path / "none")).listen(
@@ -239,6 +273,7 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
             headers={"Authorization": f"Bearer {token}"}, trust_env=False, timeout=30
         ) as client:
             hop = {"Cookie": "a=b", "X-Forwarded-For": "9.9.9.9", "Connection": "X-Mine", "X-Mine": "1", "X-Kept": "1"}
+            hop |= {"traceparent": SENT, "tracestate": "mine=1", "X-Request-Id": "r 1"}
             answer = await client.post(f"http://{place}/a%2Fb/%C3%A4?q=%20x", content=b"x" * 300_000, headers=hop)
             told = answer.json()
             assert (told["method"], told["target"], told["body"]) == ("POST", "/a%2Fb/%C3%A4?q=%20x", 300_000)
@@ -247,7 +282,13 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
                 f"/services/{head.id}/{PORT}",
             )
             assert told["headers"]["x-kept"] == "1"
-            assert not {"authorization", "cookie", "x-forwarded-for", "x-mine", "origin"} & told["headers"].keys()
+            assert told["headers"]["x-request-id"] == answer.headers["x-request-id"] != "r 1"
+            assert told["headers"]["traceparent"] == answer.headers["traceresponse"]
+            assert SENT[:36] in answer.headers["traceresponse"] != SENT
+            assert (
+                not {"authorization", "cookie", "tracestate", "x-forwarded-for", "x-mine", "origin"}
+                & told["headers"].keys()
+            )
             assert token not in answer.text
             assert not {"set-cookie", "clear-site-data", "service-worker-allowed", "x-hop"} & answer.headers.keys()
             assert answer.headers["content-security-policy"] == "sandbox"
@@ -264,6 +305,7 @@ async def test_a_service_is_reached_through_every_door(web, monkeypatch):
         async with connect(
             f"ws://{place}/ws", additional_headers={"Authorization": f"Bearer {token}"}, proxy=None
         ) as ws:
+            assert Trace.read(ws.response.headers["traceresponse"])
             await ws.send("hello")
             assert await ws.recv() == "hello"
             await ws.send(b"\x00" * 5000)

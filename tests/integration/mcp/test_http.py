@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from kdskills.app import Host
-from kdskills.app.authentication import Unauthenticated
+from kdskills.app.authentication import RateLimited, Unauthenticated
 from kdskills.doors.mcp import McpHttp
 from kdskills.errors import BadRequest
+from kdskills.storage.database import DatabaseUnavailable
 
 VERSION = "2026-07-28"
 
@@ -81,6 +82,24 @@ async def test_without_a_token_nothing_is_read(bundle, tmp_path):
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"]["code"] == "unauthenticated"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [(DatabaseUnavailable("away"), 503, "5"), (RateLimited("wait", retry_after=7), 429, "7")],
+)
+async def test_good_credentials_are_kept(bundle, tmp_path, error, status, retry):
+    """Who is not at fault is told when to come again, as at the other doors, and asked for no other token."""
+
+    async def refuse(header: str | None) -> Any:
+        raise error
+
+    app = McpHttp(Host(bundle.settings(tmp_path), entry_points=False), refuse)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        answer = await client.post("/mcp", content=b"{}")
+    assert (answer.status_code, answer.headers["retry-after"]) == (status, retry)
+    assert "www-authenticate" not in answer.headers
+    assert answer.json()["error"]["code"] == error.code
 
 
 def test_roots_nobody_opens(bundle, tmp_path: Path):

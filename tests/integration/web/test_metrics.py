@@ -8,16 +8,21 @@ import json
 from functools import partial
 
 import httpx2
+import pytest
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from prometheus_client.parser import text_string_to_metric_families
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from kdskills.app import Host
 from kdskills.app.identity import OPEN_SCOPES
 from kdskills.app.logs import json_logs
-from kdskills.app.telemetry import INSTRUMENTS, METHODS
+from kdskills.app.telemetry import INSTRUMENTS, METHODS, Telemetry
+from kdskills.doors.web.entrance import Accounted
+from kdskills.doors.web.events import Drain
 from kdskills.errors.traces import Trace
-from kdskills.storage.database import DatabaseUnavailable, utc_now
+from kdskills.storage.database import DatabaseUnavailable
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -79,7 +84,7 @@ def _programs_of_others_belong_to_it(client, headers):
 
 def test_a_run_is_one_trace_and_is_measured(service, archive):
     """The trace of a request is that of its answer, its task, its program, its artifact and its line of the log."""
-    began, out, token = utc_now(), io.StringIO(), service.token(agent="boss")
+    out, token, before = io.StringIO(), service.token(agent="boss"), service.run(service.host.upkeep.measure())
     call = {"skill_name": "public.brief", "session_id": "s1", "workdir": "session", "outputs": ["out.txt"]}
     tools, headers = "/projects/local/tools", {"traceparent": SENT, "X-Request-Id": "r1"}
     with service.client(token) as client, json_logs(out):
@@ -97,7 +102,7 @@ def test_a_run_is_one_trace_and_is_measured(service, archive):
             client.get(f"/projects/local/tasks/{task['task_id']}").json(),
             client.post(f"{tools}/artifacts.get", json={"artifact_id": artifact}).json(),
         ]
-        service.run(service.host.upkeep.measure(began))
+        service.run(service.host.upkeep.measure(before))
         rows = scraped(client)
     assert {answered.trace_id, inside.trace_id, *(each["trace_id"] for each in views)} == {TRACE}
     assert len({answered.span_id, inside.span_id, SENT[36:52]}) == 3
@@ -147,6 +152,56 @@ def test_tools_of_mcp_take_a_trace_and_tell_it(service):
     told = [line for line in lines_of(out) if line.get("operation") == "skills.list" and line["door"] == "mcp"]
     assert [line["trace_id"] for line in told] == [step.trace_id for step in steps]
     assert {(line["agent"], line["project"], line["code"]) for line in told} == {("local", "local", "ok")}
+
+
+async def test_websockets_are_accounted_for():
+    """One is a line of the log with its trace and id, an answer and bytes, as a request is, whether it was taken or not."""
+    telemetry, out, sent = Telemetry(), io.StringIO(), []
+    taken = [{"type": "websocket.accept", "headers": [(b"a", b"b")]}, {"type": "websocket.send", "text": "\u00e4"}]
+    denied = [{"type": "websocket.http.response.start", "status": 401, "headers": []}]
+    scope = {"type": "websocket", "path": "/services/x/1", "headers": [(b"traceparent", SENT.encode())]}
+
+    async def receive():
+        return {"type": "websocket.receive", "bytes": b"12345"}
+
+    async def send(message):
+        sent.append(message)
+
+    with json_logs(out):
+        for messages in (taken, denied, [{"type": "websocket.close"}]):
+
+            async def app(scope, receive, send, messages=messages):
+                await receive()
+                for message in messages:
+                    await send(message)
+
+            await Accounted(app, Drain(), telemetry, frozenset())(dict(scope), receive, send)
+    lines = lines_of(out)
+    assert [(line["status"], line["method"], line["path"]) for line in lines] == [
+        (status, "GET", "/services/x/1") for status in (101, 401, 403)
+    ]
+    assert {line["trace_id"] for line in lines} == {TRACE}
+    for message, line in zip((sent[0], sent[2]), lines, strict=False):
+        headers = dict(message["headers"])
+        assert headers[b"x-request-id"].decode() == line["request_id"]
+        assert Trace.read(headers[b"traceresponse"].decode()).trace_id == TRACE
+    rows = samples(telemetry.scraped.text())
+    told = rows["kdskills_http_responses_total"]
+    assert told == {(("method", "GET"), ("status", status)): 1 for status in ("101", "401", "403")}
+    assert rows["kdskills_http_traffic_bytes_total"] == {(("direction", "in"),): 15, (("direction", "out"),): 2}
+
+
+def test_a_websocket_that_is_refused_is_told(service):
+    """Without a token it is 401 over a real server, with the id that its line of the log has."""
+    out = io.StringIO()
+    with json_logs(out), service.client() as client:
+        with pytest.raises(InvalidStatus) as refused:
+            connect(f"ws{service.url.removeprefix('http')}/services/x/1", proxy=None)
+        client.get("/healthz")  # the line comes after the answer, and before another one
+    answer = refused.value.response
+    (line,) = [line for line in lines_of(out) if line.get("path") == "/services/x/1"]
+    assert (answer.status_code, line["status"], line["code"]) == (401, 401, "unauthenticated")
+    assert answer.headers["x-request-id"] == line["request_id"]
 
 
 HOSTILE = (

@@ -1,9 +1,12 @@
 """The companion of a service: finding a line that matches, and the delays between restarts."""
 
+import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kdskills.errors import BadRequest
-from kdskills.jobs import companion
+from kdskills.jobs import companion, exchange
+from kdskills.jobs.attempts import AttemptFacts
 from kdskills.jobs.exchange import check_service, needs_network
 from kdskills.jobs.model import OnHttp, OnPattern, OnPort, ServiceSpec
 from kdskills.jobs.runs import restart_delay_s
@@ -156,3 +160,37 @@ def test_connection_nobody_takes_is_broken_off(beside):
             contextlib.suppress(ConnectionResetError),
         ):
             assert client.recv(10) == b""
+
+
+async def test_a_service_outlives_a_machine_without_processes(monkeypatch, tmp_path):
+    """A forwarder that cannot be started again for a while costs the service its ports meanwhile, and not its life."""
+    told, make = asyncio.Queue(), asyncio.create_subprocess_exec
+    refusals = [OSError(errno.EAGAIN, "no process"), OSError(errno.EMFILE, "no descriptor")]
+
+    async def own_network(handle, engine):
+        return None
+
+    async def start(*args, **options):
+        if refusals and facts is not None:
+            raise refusals.pop(0)
+        return await make(*args, **options)
+
+    facts = None
+    monkeypatch.setattr(exchange, "network_of", own_network)
+    monkeypatch.setattr(exchange, "AGAIN_S", 0.01)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    service, log = ServiceSpec(ready=OnPattern(pattern="up"), expose_ports=(80,)), tmp_path / "stdout.log"
+    log.write_bytes(b"up\n")
+    first = AttemptFacts(started_at=0.0, engine="none", runner=exchange.ProcessIdentity(pid=1, started="1", boot="b"))
+    running = asyncio.ensure_future(exchange.supervise(service, None, (log,), {}, first, told.put_nowait))
+    try:
+        async with asyncio.timeout(60):
+            facts = await told.get()
+            os.kill(facts.forwarder.pid, signal.SIGKILL)
+            again = await told.get()
+    finally:
+        running.cancel()
+        (end,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(end, asyncio.CancelledError)
+    assert refusals == []
+    assert (again.endpoints, again.forwarder == facts.forwarder) == (facts.endpoints, False)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdskills.app.authentication import MAX_BUCKETS, RateLimited, RequestLimits
-from kdskills.app.identity import Identity, TokenLimits
-from kdskills.doors.web.entrance import IDENTITY, BodyLimit, project_of
+from kdskills.app.authentication import IDENTITY, MAX_BUCKETS, RateLimited, RequestLimits
+from kdskills.app.identity import SCOPES, Identity, TokenLimits
+from kdskills.app.logs import REQUEST
+from kdskills.app.operations import OPERATIONS
+from kdskills.doors.web.entrance import BodyLimit, project_of
+from kdskills.doors.web.events import Drain
+from kdskills.doors.web.services import MOST, MOST_OF_ALL, RUNS, ServiceProxy
+from kdskills.errors import ServiceDown
+from kdskills.jobs import stream
+from kdskills.jobs.stream import StreamEnds
 
 ONE = Identity(token="one")
 
@@ -145,3 +156,71 @@ async def test_a_token_may_have_a_lower_limit():
     assert (await body_answer([b"x" * 5], 10, identity=low))[0] == [413]
     assert (await body_answer([b"x" * 11], 10, identity=high))[0] == [413]
     assert (await body_answer([b"x" * 10], 10, identity=high))[0] == [200]
+
+
+async def test_connections_to_services_are_counted_before_they_are_dialed():
+    """However many ask at once, an agent gets so many places and all so many; who is refused is told which, and places come back."""
+    open_now, most_open, dialed, answer = 0, 0, asyncio.Event(), asyncio.Event()
+
+    async def dial(identity, item, port):
+        nonlocal open_now, most_open
+        open_now += 1
+        most_open = max(most_open, open_now)
+        dialed.set()
+        await answer.wait()
+        open_now -= 1
+        raise ServiceDown("nothing answers")
+
+    host = SimpleNamespace(operations={RUNS: OPERATIONS[RUNS]}, work=SimpleNamespace(service=dial))
+    proxy = ServiceProxy(host, None, Drain())
+
+    async def ask(agent):
+        sent, scope = (
+            [],
+            {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "state": {}},
+        )
+        scope |= {"raw_path": b"/services/task_1/80", IDENTITY: replace(ONE, agent=agent, scopes=SCOPES)}
+
+        async def send(message):
+            sent.append(message)
+
+        await proxy(scope, None, send)
+        return json.loads(sent[1]["body"])["detail"]
+
+    for agents, places, words in (
+        ("a", MOST, f"your {MOST} connections"),
+        ("abcde", MOST_OF_ALL, f"all {MOST_OF_ALL}"),
+    ):
+        dialed.clear()
+        answer.clear()
+        most_open = 0
+        asked = [asyncio.ensure_future(ask(agent)) for agent in agents for _ in range(MOST + (len(agents) == 1))]
+        async with asyncio.timeout(30):
+            await dialed.wait()
+            answer.set()
+            details = await asyncio.gather(*asked)
+        assert most_open == places
+        assert sum(words in detail for detail in details) == len(asked) - places
+        assert proxy._open.total() == open_now == 0
+
+
+async def test_a_websocket_without_a_descriptor_is_refused(monkeypatch):
+    """Where no more sockets are to be had the caller is told that the service is not reached, as over HTTP."""
+    ended, sent = [], []
+
+    async def opened(identity, item, port):
+        return StreamEnds(None, SimpleNamespace(transport=SimpleNamespace(abort=lambda: ended.append(item))))
+
+    def none_left():
+        raise OSError(errno.EMFILE, "no descriptor")
+
+    async def send(message):
+        sent.append(message)
+
+    monkeypatch.setattr(stream.socket, "socketpair", none_left)
+    host = SimpleNamespace(operations={RUNS: OPERATIONS[RUNS]}, work=SimpleNamespace(service=opened))
+    scope = {"type": "websocket", "path": "/", "headers": [], "query_string": b"", "state": {REQUEST: "r1"}}
+    scope |= {"raw_path": b"/services/task_1/80", "subprotocols": [], IDENTITY: replace(ONE, scopes=SCOPES)}
+    await ServiceProxy(host, None, Drain())({**scope, "extensions": {"websocket.http.response": {}}}, None, send)
+    assert (sent[0]["status"], json.loads(sent[1]["body"])["code"]) == (502, "service_down")
+    assert ended == ["task_1"]

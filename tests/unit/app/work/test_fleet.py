@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 from dataclasses import replace
 from typing import Any
@@ -12,7 +14,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from typer.main import get_command
 
-from kdskills.app import Host
+from kdskills.app import Host, upkeep
 from kdskills.app.identity import LOCAL, Identity
 from kdskills.app.operations import Context
 from kdskills.doors.cli.main import build_cli
@@ -22,6 +24,7 @@ from kdskills.jobs.client import MAX_COUNTED, Fleet, JobsClient
 from kdskills.jobs.model import Scope
 from kdskills.jobs.queue import Work, hold_slot
 from kdskills.jobs.quotas import QuotaExceeded
+from kdskills.projects.service import CollectReport
 from kdskills.storage.database import micros, moment_of, utc_now
 from kdskills.testing.work import keep_finished
 
@@ -135,6 +138,78 @@ async def test_metrics_tell_what_waits_and_what_was_removed(host: Host) -> None:
         f'kdskills_retention_removed_total{{kind="{kind}"}}' for kind in ("hold", "version")
     }
     assert "acme" not in text
+
+
+async def test_each_task_is_measured_once(host: Host, monkeypatch) -> None:
+    """Whenever its record comes, and by whatever clock, what began and ended is told once; what was before it is not."""
+    monkeypatch.setattr(upkeep, "MOST", 2)
+    work, second = await host.work.client.work(), 1_000_000
+    metrics, task = host.telemetry.scraped, work.tables.tasks
+
+    def become(item: str, status: str, began_s: float, ended_s: float | None = None) -> None:
+        now = micros(utc_now())
+        values = {"status": status, "started_at": now + int(began_s * second)}
+        values |= {} if ended_s is None else {"finished_at": now + int(ended_s * second)}
+        work.database.change(lambda link: link.execute(task.update().where(task.c.id == item).values(values)))
+
+    def told() -> tuple[float, float]:
+        value = metrics.registry.get_sample_value
+        runs = value("kdskills_run_duration_seconds_count", {"engine": "wall", "status": "succeeded"})
+        return value("kdskills_task_starts_total") or 0.0, runs or 0.0
+
+    items = [await start(host) for _ in range(8)]
+    become(items[0], "running", -60)
+    become(items[1], "succeeded", -60, -50)
+    tally = await host.upkeep.measure()
+    assert told() == (0, 0)
+    become(items[0], "succeeded", -60, -40)  # its files were stored first
+    become(items[2], "running", -500)  # of a slow clock
+    tally = await host.upkeep.measure(tally)
+    assert told() == (1, 1)
+    become(items[2], "succeeded", -500, -400)
+    become(items[3], "succeeded", 200, 300)  # of a fast one
+    tally = await host.upkeep.measure(tally)
+    assert told() == (2, 3)
+    for number in (4, 5, 6):
+        become(items[number], "running", -3)
+    tally = await host.upkeep.measure(tally)
+    for number in (4, 5, 6, 7):
+        become(items[number], "succeeded", -3, -2)
+    tally = await host.upkeep.measure(tally)  # two of four: it is so many at a time
+    assert told()[1] == 5
+    for _ in range(3):
+        tally = await host.upkeep.measure(tally)
+    assert told() == (6, 7)
+
+
+async def test_upkeep_outlives_what_a_round_meets(make_host, monkeypatch, caplog) -> None:
+    """A disk that fails, or anything else that nobody foresaw, is logged with where it was met; the next round collects."""
+    host, again = make_host(collect_interval_s=0.01, pulse_s=0.01), asyncio.Event()
+    met = [OSError(errno.EIO, "broken disk"), ValueError("a driver's own"), BadRequest("ours")]
+
+    async def collect(**_: object) -> CollectReport:
+        if met:
+            raise met.pop(0)
+        again.set()
+        return CollectReport((), 0)
+
+    monkeypatch.setattr(host.storage.projects, "collect", collect)
+    running = asyncio.ensure_future(host.upkeep.run())
+    try:
+        async with asyncio.timeout(30):
+            await again.wait()
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+        await host.work.aclose()
+        await host.storage.aclose()
+    told = [record for record in caplog.records if "upkeep" in record.message]
+    assert [record.exc_info and str(record.exc_info[1]) for record in told] == [
+        "[Errno 5] broken disk",
+        "a driver's own",
+        None,
+    ]
 
 
 @pytest.mark.parametrize("scopes", [{"skills:read", "work:run", "work:read", "skills:write"}, set()])
