@@ -18,7 +18,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -293,8 +293,9 @@ class BackupMaker:
             self._out.left_out += len(links)
             if below == "sessions":
                 for name in (name for name in folders if name not in links):
+                    lock = state / top / name / SESSION_LOCK  # without one no command ever began here
                     # a command that ends meanwhile would take the version that `current` names away
-                    with suppress(FileNotFoundError), self._bridge.locked(state / top / name / SESSION_LOCK):
+                    with suppress(FileNotFoundError), self._bridge.locked(lock) if lock.exists() else nullcontext():
                         if not self._is_later(state / top / name):
                             self._keep_folder(state, f"{top}/{name}")
                 folders.clear()
