@@ -314,7 +314,7 @@ class JobsClient:
             piece = await asyncio.to_thread(work.attempts.log, head.id, head.attempt, stream, offset, limit)
             if piece is not None:
                 return HostPiece(piece)
-        elif head.attempt and head.host:
+        elif head.attempt and head.host and not _is_whole(head, stream):
             try:
                 return HostPiece(await (await self.far_hosts()).log(head, stream, offset, limit))
             except HostUnreachable as error:
@@ -373,9 +373,21 @@ def new_id(kind: Kind, scope: Scope, key: str | None) -> str:
     return f"{kind}_{base64.b32encode(bits).decode().rstrip('=').lower()}"
 
 
+def _tail(head: TaskHead, stream: Stream) -> tuple[bytes, int | None]:
+    if stream == "stdout":
+        return head.stdout_tail, head.stdout_total
+    return head.stderr_tail, head.stderr_total
+
+
+def _is_whole(head: TaskHead, stream: Stream) -> bool:
+    """Whether a head that does not change any more has all that was printed, of which its host may keep no file."""
+    tail, total = _tail(head, stream)
+    return head.terminal and total is not None and total <= len(tail)
+
+
 def tail_piece(head: TaskHead, stream: Stream, offset: int, limit: int) -> LogPiece:
     """Return bytes of the tail a head keeps, by their offsets in the whole output."""
-    tail, total = (head.stdout_tail, head.stdout_total) if stream == "stdout" else (head.stderr_tail, head.stderr_total)
+    tail, total = _tail(head, stream)
     length = len(tail) if total is None else total
     first = length - len(tail)
     start = max(0, length + offset) if offset < 0 else min(offset, length)

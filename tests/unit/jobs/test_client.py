@@ -415,6 +415,33 @@ async def test_opening_at_once_opens_once(place, make):
     await made.aclose()
 
 
+@pytest.mark.parametrize(
+    ("status", "total", "whole"),
+    [
+        ("succeeded", 0, True),
+        ("succeeded", 3, True),
+        ("failed", 9, False),
+        ("canceled", None, False),
+        ("running", 3, False),
+    ],
+)
+async def test_what_a_head_has_whole_is_asked_of_no_host(client, make, status, total, whole):
+    """A task of another host that printed nothing, or no more than its head keeps, is read as such; else its host is named."""
+    head, work = await client.submit(make.task()), await client.work()
+    values = {
+        "status": status,
+        "attempt": 1,
+        "host": "far",
+        "stdout_tail": b"abc" if total else b"",
+        "stdout_total": total,
+    }
+    table = work.tables.tasks
+    work.database.change(lambda link: link.execute(table.update().values(**values)))
+    piece = await client.piece(await client.head(TaskHead, make.scope, head.id), "stdout", 0, 100)
+    assert piece.elsewhere == (None if whole else "far")
+    assert piece.log.data == values["stdout_tail"]
+
+
 def test_the_kept_tail_is_read_by_offset(make):
     """Offsets are of the whole output, also where only its end was kept."""
     head = TaskHead(
