@@ -24,7 +24,17 @@ from kdskills.jobs import shim
 from kdskills.jobs.attempts import Attempts, Verdict
 from kdskills.jobs.model import JobSpec, Kind, TaskHead, TaskSpec
 from kdskills.jobs.quotas import FreePlaces, ProjectQuotas
-from kdskills.jobs.records import BEGUN, INDEXED, WorkRecords, WorkTables, ending, follows, head_of, in_states
+from kdskills.jobs.records import (
+    BEGUN,
+    INDEXED,
+    WorkRecords,
+    WorkTables,
+    WorkUnreadable,
+    ending,
+    follows,
+    head_of,
+    in_states,
+)
 from kdskills.jobs.settings import JobsSettings
 from kdskills.storage.database import Database, LazyModule, micros, upgrade, upsert, utc_now
 from kdskills.storage.folder import host_id, state_folder
@@ -356,13 +366,12 @@ class WorkQueue:
                 readable.pop(row.id, None)
         return list(readable)
 
-    def _leave(self, item: str, error: ValidationError) -> None:
+    def _leave(self, item: str, error: BaseException | None) -> None:
         """Leave a task or job to workers of a later version."""
         if item in self.unreadable or len(self.unreadable) >= MAX_LEFT:
             return
-        fields = ", ".join(
-            sorted({".".join(map(str, problem["loc"])) for problem in error.errors(include_input=False)})
-        )
+        problems = error.errors(include_input=False) if isinstance(error, ValidationError) else []
+        fields = ", ".join(sorted({".".join(map(str, problem["loc"])) for problem in problems}))
         _LOG.warning("%s is left to a worker of a later version: %s", item, fields[:500])
         self.unreadable.add(item)
 
@@ -383,8 +392,8 @@ class WorkQueue:
         """Take a task whose host is gone, to be run anew if there is *room*; or none, and whether it is over as it may not be."""
         try:
             head = self.records.head(link, TaskHead, item)
-        except ValidationError as error:
-            self._leave(item, error)
+        except WorkUnreadable as error:
+            self._leave(item, error.__cause__)
             return None, False
         assert head is not None
         lost = Verdict(status="lost", error_code="lost", error_message=f"host {head.host} is gone", finished_at=0.0)

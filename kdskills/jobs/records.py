@@ -16,6 +16,9 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from pydantic import ValidationError
+
+from kdskills.errors import OperatorMustAct
 from kdskills.jobs.model import (
     ARTIFACTS,
     ENDPOINTS,
@@ -24,9 +27,11 @@ from kdskills.jobs.model import (
     OUTPUT_ERRORS,
     TASKS,
     TERMINAL,
+    Command,
     Head,
     JobHead,
     JobSpec,
+    Placement,
     Scope,
     TaskHead,
     TaskSpec,
@@ -174,9 +179,14 @@ class WorkTables:
         )
 
 
+class WorkUnreadable(OperatorMustAct, code="work_unreadable"):
+    """A task or job was written by a later version, which this process does not understand."""
+
+
 _OVER: Final = tuple(sorted(TERMINAL))
 _TAILS: Final = ("stdout_tail", "stderr_tail")
-_LONG: Final = ("spec", *_TAILS, "artifacts", "output_errors", "endpoints")
+_TEXTS: Final = ("artifacts", "output_errors", "endpoints")
+_LONG: Final = ("spec", *_TAILS, *_TEXTS)
 """Columns that may be long, which a state of a step is told without."""
 
 
@@ -241,16 +251,24 @@ class WorkRecords:
         return link.execute(self._new[kind], dict(values)).first() is not None
 
     def head(self, link: sa.Connection, kind: type[Head], item: str, *, brief: bool = False) -> Head | None:
-        """Return a task, or a job and its steps, *brief* ones as in `heads`; None when it is not there."""
+        """Return a task, or a job and its steps, *brief* ones as in `heads`; None when it is not there.
+
+        Raises WorkUnreadable.
+        """
         if not item.isascii() or "\0" in item:  # no id: databases refuse what they cannot keep, each in its own way
             return None
         rows = link.execute(self._one[kind.KIND], {"item": item}).mappings().all()
-        return next(iter(self._heads(link, kind, rows, brief=brief)), None)
+        try:
+            return next(iter(self._heads(link, kind, rows, brief=brief)), None)
+        except ValidationError as error:
+            message = f"{kind.KIND} {item} was written by a later version: ask a process of that version"
+            raise WorkUnreadable(message, id=item) from error
 
     def heads(self, link: sa.Connection, kind: type[Head], query_filter: ListQuery) -> list[Head]:
         """Return tasks without the tails of what they printed, or jobs and the states of their steps, the newest first.
 
-        Nothing is told of what steps printed and left behind.
+        Nothing is told of what steps printed and left behind, and of what only a later version understands no more than its
+        columns say: no command, and no steps.
         """
         table, scope = self.table(kind.KIND), query_filter.scope
         wanted = {name: getattr(query_filter, name) for name in ("session_id", "job_id", "skill_name")}
@@ -270,7 +288,7 @@ class WorkRecords:
             earlier = sa.and_(table.c.created_at == moment, table.c.id < item)
             query = query.where(sa.or_(table.c.created_at < moment, earlier))
         query = query.order_by(table.c.created_at.desc(), table.c.id.desc()).limit(query_filter.limit)
-        return self._heads(link, kind, link.execute(query).mappings().all(), brief=True)
+        return self._heads(link, kind, link.execute(query).mappings().all(), brief=True, lenient=True)
 
     def body_hash(self, link: sa.Connection, kind: str, item: str) -> str | None:
         """Return the hash of the request a task or job was made from."""
@@ -278,26 +296,39 @@ class WorkRecords:
         return link.execute(table.select().with_only_columns(table.c.body_hash).where(table.c.id == item)).scalar()
 
     def _heads(
-        self, link: sa.Connection, kind: type[Head], rows: Sequence[Mapping[Any, Any]], *, brief: bool
+        self,
+        link: sa.Connection,
+        kind: type[Head],
+        rows: Sequence[Mapping[Any, Any]],
+        *,
+        brief: bool,
+        lenient: bool = False,
     ) -> list[Head]:
-        if not rows or issubclass(kind, TaskHead):
-            return [head_of(kind, row) for row in rows]
+        steps = self._steps(link, [row["id"] for row in rows], brief=brief) if rows and kind.KIND == "job" else {}
+        heads = []
+        for row in rows:
+            try:
+                spec = spec_of(kind, row)
+                tasks = [
+                    head_of(TaskHead, step, spec=step_spec(spec, step["step"]) if brief else None)
+                    for step in steps.get(row["id"], ())
+                    if isinstance(spec, JobSpec)
+                ]
+                heads.append(head_of(kind, row, spec=spec, tasks=tasks))
+            except ValidationError:
+                if not lenient:
+                    raise
+                heads.append(_plain_head(kind, row))
+        return heads
+
+    def _steps(self, link: sa.Connection, jobs: Sequence[str], *, brief: bool) -> Mapping[str, list[Mapping[Any, Any]]]:
         table = self.tables.tasks
-        of_jobs = (table.c.job_id.in_([row["id"] for row in rows]), table.c.step.is_not(None))
+        of_jobs = (table.c.job_id.in_(jobs), table.c.step.is_not(None))
         query = _without(table, _LONG if brief else ()).where(*of_jobs)
         steps: dict[str, list[Mapping[Any, Any]]] = {}
         for step in link.execute(query.order_by(table.c.job_id, table.c.step, table.c["try"])).mappings():
             steps.setdefault(step["job_id"], []).append(step)
-        heads = []
-        for row in rows:
-            spec = spec_of(kind, row)
-            assert isinstance(spec, JobSpec)
-            tasks = [
-                head_of(TaskHead, step, spec=step_spec(spec, step["step"]) if brief else None)
-                for step in steps.get(row["id"], ())
-            ]
-            heads.append(head_of(kind, row, spec=spec, tasks=tasks))
-        return heads
+        return steps
 
     def open_work(self, link: sa.Connection, scope: Scope, most: int) -> int:
         """Return how many tasks and jobs of an agent are not over, counting to *most*; steps are part of their job."""
@@ -455,6 +486,16 @@ def head_of(
         if value is not None:  # what is empty is as the head has it when it says nothing
             values[name] = _VALUES[column](value) if column in _VALUES else value
     return kind(**values)
+
+
+def _plain_head(kind: type[Head], row: Mapping[Any, Any]) -> Head:
+    """Return what columns say of a task or job whose specification, or other text, only a later version understands."""
+    scope = Scope(**{name: row[name] for name in Scope.model_fields})
+    facts: dict[str, Any] = {"scope": scope, "session_id": row["session_id"]}
+    facts["placement"] = Placement(engine="", skill_name=row["skill_name"] or "", version_hash="")
+    facts |= {"steps": ()} if kind.KIND == "job" else {"command": Command(argv=()), "mode": row["mode"]}
+    known = {name: value for name, value in row.items() if name not in _TEXTS}
+    return head_of(kind, known, spec=kind.SPEC(**facts))
 
 
 def dump(values: Sequence[Any]) -> str:

@@ -26,10 +26,10 @@ from kdskills.jobs import shim
 from kdskills.jobs.artifacts import ArtifactKeeper
 from kdskills.jobs.attempts import Attempt, AttemptOrder, OrderInput, OutputBounds, Verdict
 from kdskills.jobs.model import (
+    OPEN,
     ArtifactRef,
     FromArtifact,
     JobHead,
-    JobPlan,
     Kind,
     OutputError,
     TaskHead,
@@ -38,7 +38,7 @@ from kdskills.jobs.model import (
     step_task_id,
 )
 from kdskills.jobs.queue import Capacity, Work
-from kdskills.jobs.records import dump, ending, follows, new_row, observed, outcome, without_room
+from kdskills.jobs.records import dump, ending, follows, in_states, new_row, observed, outcome, without_room
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.storage.database import DatabaseUnavailable, micros, utc_now
 
@@ -52,6 +52,8 @@ WorkKind = Literal["batch", "service", "job"]
 LOG: Final = logging.getLogger("kdskills.jobs")
 _PAUSE_S: Final = 0.1
 _PAUSE_MAX_S: Final = 2.0
+_READ_ONLY: Final = "25006"
+"""PostgreSQL's word for a write to a server that takes none."""
 
 
 class Buried(BaseException):
@@ -235,8 +237,10 @@ def passing(error: DatabaseUnavailable) -> bool:
     from sqlalchemy import exc
 
     cause = error.__cause__
-    if isinstance(cause, exc.DBAPIError) and cause.connection_invalidated:
-        return True
+    if isinstance(cause, exc.DBAPIError):
+        is_standby = getattr(cause.orig, "sqlstate", None) == _READ_ONLY  # a server that is not promoted yet
+        if cause.connection_invalidated or is_standby:
+            return True
     return isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
 
 
@@ -524,7 +528,29 @@ class JobRun:
         self._item = item
 
     async def run(self) -> None:
-        """See the job through; returns once it is over, or is another worker's. Raises Buried."""
+        """See the job through; returns once it is over, or is another worker's. Raises Buried.
+
+        Whatever breaks it is raised once its steps are over: they would go on without it, and their session is not free before.
+        """
+        try:
+            await self._advance()
+        except Exception:  # raised again
+            await self._end_steps()
+            raise
+
+    async def _end_steps(self) -> None:
+        table, changed = self._context.work.tables.tasks, self._context.change_events[self._item]
+        mine = (table.c.job_id == self._item, in_states(table, OPEN))
+        query = table.select().with_only_columns(table.c.id, table.c.cancel_at).where(*mine)
+        while steps := await self._context.read(lambda link: link.execute(query).all()):
+            changed.clear()
+            if items := [step.id for step in steps if step.cancel_at is None]:
+                await self._cancel(items, "its job broke")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await changed.wait()
+
+    async def _advance(self) -> None:
         changed, records = self._context.change_events[self._item], self._context.records
         while True:
             changed.clear()
@@ -555,10 +581,7 @@ class JobRun:
             self._context.wake.set()
         if plan.cancel:
             reason = "its job was canceled" if head.cancel_at is not None else "its job's time is over"
-            await self._context.write(lambda link: self._cancel(link, plan, reason))
-            for item in plan.cancel:
-                self._context.note_cancel(item)
-            self._context.note_change(head.id)  # what was still queued is over by this, of which nobody else tells
+            await self._cancel(plan.cancel, reason)
         if plan.status is not None:
             values: dict[str, Any] = {"error_code": plan.error_code, "error_message": plan.error_message}
             await self._context.move("job", head.id, plan.status, **values, finished_at=micros(utc_now()))
@@ -577,7 +600,13 @@ class JobRun:
             self._context.records.add(link, "task", row | {"job_id": head.id, "step": index, "try": number})
         self._context.work.queue.announce(link)  # another worker of this host may have room for them
 
-    def _cancel(self, link: sa.Connection, plan: JobPlan, reason: str) -> None:
-        for item in plan.cancel:
-            if self._context.records.ask_cancel(link, "task", item, reason) == "asked":
-                self._context.work.queue.announce(link, f"cancel {item}")
+    async def _cancel(self, items: Sequence[str], reason: str) -> None:
+        def ask(link: sa.Connection) -> None:
+            for item in items:
+                if self._context.records.ask_cancel(link, "task", item, reason) == "asked":
+                    self._context.work.queue.announce(link, f"cancel {item}")
+
+        await self._context.write(ask)
+        for item in items:
+            self._context.note_cancel(item)
+        self._context.note_change(self._item)  # what was still queued is over by this, of which nobody else tells

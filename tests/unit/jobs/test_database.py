@@ -190,6 +190,17 @@ def test_what_freezes_in_a_transaction_loses_its_locks(shared, monkeypatch):
 
 
 @pytest.mark.needs("postgres")
+def test_a_server_that_takes_no_writes_yet_is_waited_for(postgres):
+    """What a standby refuses before it is promoted may be written later; what no server would take is not tried again."""
+    url = postgres.create(f"kd_standby_{os.urandom(4).hex()}")
+    with closing(Database(f"{url}?options=-c%20default_transaction_read_only%3Don")) as standby:
+        for words, later in (("CREATE TABLE t (x int)", True), ("CREATE TABLE", False)):
+            with pytest.raises(DatabaseUnavailable) as told:
+                standby.change(lambda link, words=words: link.exec_driver_sql(words))
+            assert passing(told.value) == later
+
+
+@pytest.mark.needs("postgres")
 def test_long_transactions_are_not_cut(shared):
     """Backups read for as long as they write, restores wait for objects, and upgrades have a minute between statements."""
 

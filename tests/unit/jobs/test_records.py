@@ -5,7 +5,7 @@ import sqlalchemy as sa
 
 from kdskills.jobs.model import TASKS, TERMINAL, JobHead, Scope, TaskHead
 from kdskills.jobs.queue import Roster
-from kdskills.jobs.records import ListQuery, new_row
+from kdskills.jobs.records import ListQuery, WorkUnreadable, new_row
 from kdskills.storage.database import micros, utc_now
 
 
@@ -186,6 +186,32 @@ def test_lists_leave_long_columns_where_they_are(bench, make):
     assert (listed.current_step_index, listed.spec) == (one.current_step_index, one.spec)
     assert (one.steps[0].task.stdout_tail, listed.steps[0].task.stdout_tail) == (b"long", b"")
     assert bench.head("b0").stderr_tail == b"long"
+
+
+def test_what_a_later_version_wrote_hides_nothing_of_a_list(bench, make):
+    """A row this version does not understand is listed by what its columns say; asked for by its id it is refused."""
+    job = new_row("j", make.job("a"), "key", body_hash="", home=None)
+    bench.do(lambda link: bench.records.add(link, "job", job))
+    for item, more in (("step", {"job_id": "j", "step": 0, "try": 0}), ("files", {"artifacts": '[{"of_a_later": 1}]'})):
+        bench.add(item, **more)
+    later = sa.literal('{"of_a_later_version": true}')
+    for table, item in (
+        (bench.work.tables.tasks, "t"),
+        (bench.work.tables.tasks, "step"),
+        (bench.work.tables.jobs, "j"),
+    ):
+        bench.do(lambda link, t=table, i=item: link.execute(t.update().where(t.c.id == i).values(spec=later)))
+    tasks = bench.do(lambda link: bench.records.heads(link, TaskHead, ListQuery(Scope())))
+    assert {head.id for head in tasks} == {"t", "step", "files"}
+    seen = next(head for head in tasks if head.id == "t")
+    assert (seen.status, seen.mode, seen.scope, seen.spec.session_id) == ("queued", "batch", Scope(), "s")
+    assert (seen.spec.placement.skill_name, seen.spec.command.argv) == ("public.x", ())
+    (listed,) = bench.do(lambda link: bench.records.heads(link, JobHead, ListQuery(Scope())))
+    assert (listed.id, listed.status, listed.steps, listed.spec.session_id) == ("j", "queued", (), "s")
+    for kind, item in ((TaskHead, "t"), (TaskHead, "files"), (JobHead, "j")):
+        with pytest.raises(WorkUnreadable) as told:
+            bench.do(lambda link, k=kind, i=item: bench.records.head(link, k, i))
+        assert (told.value.code, told.value.details["id"]) == ("work_unreadable", item)
 
 
 def test_times_survive_a_row(bench):

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from kdskills.jobs import runs
 from kdskills.jobs.model import JobHead, step_task_id
 from kdskills.jobs.runs import JobRun
+from kdskills.jobs.worker import Worker
 from kdskills.storage.database import micros, utc_now
 
 
@@ -154,6 +155,32 @@ async def test_an_overdue_job_fails_with_timeout(bench, client):
     over = job_of(bench, head)
     assert (over.status, over.error_code) == ("failed", "timeout")
     assert over.started_at < head.created_at
+
+
+@pytest.mark.parametrize("runs_already", [False, True], ids=["queued", "running"])
+async def test_a_job_that_breaks_takes_its_steps_along(bench, client, monkeypatch, runs_already):
+    """Nothing of it begins or goes on any more, and it ends after the last of its programs."""
+    head = await client.submit(bench.make.job("a", "b"))
+    worker = Worker(bench.work, bench.shelf)
+    worker.context, worker.executor = bench.context, "one"
+    bench.claim()
+    step = step_task_id(head.id, 0, 0)
+    run = asyncio.ensure_future(worker._guarded("job", head.id, JobRun(bench.context, head.id).run()))
+    await bench.until(lambda: bench.head(step) is not None)
+    if runs_already:
+        bench.put("task", step, status="running", attempt=1, executor="one", host=bench.work.host)
+    monkeypatch.setattr(runs, "decide", lambda *_, **__: 1 / 0)
+    bench.context.note_change(head.id)
+    await bench.until(lambda: bench.head(step).cancel_at is not None)
+    assert bench.head(step).cancel_reason == "its job broke"
+    if runs_already:
+        assert job_of(bench, head).status == "running"
+        end(bench, head, 0, "canceled")
+        bench.context.note_change(head.id)
+    await asyncio.wait_for(run, 60)
+    over = job_of(bench, head)
+    assert (over.status, over.error_code, over.steps[0].status) == ("failed", "infra_error", "canceled")
+    assert over.error_message.startswith("ZeroDivisionError")
 
 
 async def test_the_next_worker_goes_on_where_the_dead_one_stood(bench, client):
