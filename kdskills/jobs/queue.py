@@ -596,15 +596,15 @@ def slot_mark(state_dir: Path, slot: int) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def hold_slot(state_dir: Path, slot: int) -> Iterator[bool]:
-    """Hold the lock of *slot* inside the block; gives False when another worker holds it. Raises ExecRefused without locks."""
-    fcntl = file_locks()
-    fd = os.open(slot_file(state_dir, slot), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    acquired = False
+def hold_slot(state_dir: Path, slot: int, patience_s: float = 2.0) -> Iterator[bool]:
+    """Hold the lock of *slot* inside the block; gives False when another worker holds it. Raises ExecRefused without locks.
+
+    Blocks for *patience_s*: whoever looks whether the slot is taken holds its lock for a moment.
+    """
+    file_locks()
+    fd = shim.take_lock(state_dir, patience_s, slot_file(state_dir, slot).name)
     try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            acquired = True
-        yield acquired
+        yield fd is not None
     finally:
-        os.close(fd)
+        if fd is not None:
+            os.close(fd)

@@ -458,7 +458,6 @@ class Worker:
                 await asyncio.to_thread(self._roster.enter, self.executor, self._slot, self._entry)
                 await self._live()
                 while self._given_up and not self._stopping:
-                    self._begin_life()
                     if await self._enter_again():
                         await self._live()
         # submitted while the slot was still ours: its client saw a worker, and there is none any more
@@ -466,9 +465,10 @@ class Worker:
         return self._code
 
     async def _enter_again(self) -> bool:
-        """Wait for the database and enter the roster under the new name; False when asked to end meanwhile."""
+        """Wait for the database and enter the roster under a new name; False when asked to end meanwhile."""
         pause = _RETRY_S
         while not self._stopping:
+            self._begin_life()  # also each next time: the name may have entered, and only the answer was lost
             try:
                 if await asyncio.to_thread(self._folder_is_ours):
                     self._beaten_at = time.clock_gettime(time.CLOCK_BOOTTIME)
