@@ -25,7 +25,8 @@ from urllib.parse import urlsplit
 
 from kdskills.errors import Conflict, MissingExtra, NotFound, OperatorMustAct
 from kdskills.jobs.model import OCTETS, ArtifactRef, Scope, TaskHead, artifact_id, mime_of
-from kdskills.jobs.records import ContentRecords, WorkRecords, inputs_of_open
+from kdskills.jobs.quotas import inputs_of_open
+from kdskills.jobs.records import ContentRecords, WorkRecords
 from kdskills.skills.private_files import FILE_MODE, make_folder, open_private, private_folder, write_private
 from kdskills.storage.database import Database, LazyModule, micros, upsert, utc_now
 
@@ -641,8 +642,8 @@ class ArtifactKeeper:
             columns.task_id.is_(None), columns.created_at < before
         )
         rows = link.execute(old).all()
-        wanted = inputs_of_open(link, self._tables) if rows else set[str]()
-        if going := [row for row in rows if row.id not in wanted]:
+        inputs = inputs_of_open(link, self._tables) if rows else set[str]()
+        if going := [row for row in rows if row.id not in inputs]:
             delete = self._tables.artifacts.delete().where(columns.id == sa.bindparam("item"))
             link.execute(delete, [{"item": row.id} for row in going])
             self._contents.let_go(link, sorted({(row.project, row.sha256) for row in going}))

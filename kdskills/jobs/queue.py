@@ -263,7 +263,7 @@ class WorkQueue:
         """Return the beginning of a question for rows of *kind* that are not left to others."""
         table = self.records.table(kind)
         task = kind == "task"
-        left = sa.bindparam("left", type_=sa.String, expanding=True)
+        ids_left = sa.bindparam("left", type_=sa.String, expanding=True)
         in_session = table.c.session_id.is_not(None) & table.c.job_id.is_(None) if task else sa.true()
         return sa.select(
             sa.literal(kind).label("kind"),
@@ -277,7 +277,7 @@ class WorkQueue:
             table.c.session_key,
             in_session.label("in_session"),
             table.c.created_at,
-        ).where(table.c.id.not_in(left))
+        ).where(table.c.id.not_in(ids_left))
 
     def _waiting(self, kind: Kind) -> sa.Select[Any]:
         """Return the question for what waits and whose turn it is in its session; steps of jobs are not among it."""
@@ -323,8 +323,8 @@ class WorkQueue:
         question = self._columns(kind, int(beyond)).where(in_states(table, BEGUN), nobodys)
         if not beyond:
             return question.where(table.c.host == self.host)
-        gone = table.c.host.not_in(self.roster.occupied())
-        question = question.where(table.c.host != self.host, table.c.home.is_(None), gone, ~self._drained())
+        vacant = table.c.host.not_in(self.roster.occupied())
+        question = question.where(table.c.host != self.host, table.c.home.is_(None), vacant, ~self._drained())
         if kind == "task":  # a step follows its job, to where the session's files are
             jobs = self.records.table("job")
             theirs = sa.or_(jobs.c.host != self.host, jobs.c.host.is_(None))
@@ -457,8 +457,8 @@ class Work:
     async def alone(self) -> bool:
         """Whether no other host is heard of that may run work submitted here."""
         workers = self.tables.workers
-        others = sa.select(workers.c.host).where(workers.c.host != self.host).limit(1)
-        return not self.pooled or await self.database.read(lambda link: link.execute(others).first()) is None
+        far_hosts = sa.select(workers.c.host).where(workers.c.host != self.host).limit(1)
+        return not self.pooled or await self.database.read(lambda link: link.execute(far_hosts).first()) is None
 
     def close(self) -> None:
         """Close every connection; blocks."""

@@ -4,19 +4,21 @@ A day is one of UTC. What a project used of it stands in a row of its own, which
 own transaction: counts are exact in every process, and submissions of one project wait for each other only that long.
 Processor time is that of a command and of what watched it on this host; of an engine whose programs are elsewhere, and of
 a command that took all that watched it along, the time it took counts instead.
+
+Retention goes by the same: the bytes of each project's work, and what of it work that is not over needs.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from kdskills.errors import CallerMustAct
-from kdskills.jobs.model import ACTIVE
-from kdskills.jobs.records import in_states
+from kdskills.jobs.records import BEGUN, INDEXED, in_states
 from kdskills.jobs.settings import DAY_S, Quotas
 from kdskills.storage.database import LazyModule, upsert
 
@@ -25,11 +27,10 @@ if TYPE_CHECKING:
 
     from kdskills.jobs.attempts import Verdict
     from kdskills.jobs.model import Scope, TaskHead
-    from kdskills.jobs.records import WorkRecords
+    from kdskills.jobs.records import WorkRecords, WorkTables
 else:
     sa = LazyModule("sqlalchemy")
 
-_BEGUN: Final = tuple(sorted(ACTIVE))
 DAY_US: Final = round(DAY_S * 1_000_000)
 SOON_S: Final = 5
 LATER_S: Final = 300
@@ -95,7 +96,7 @@ class ProjectQuotas:
         """Return how many more commands each project may have running, inside a claim exactly."""
         table = self.records.table("task")
         owner = (table.c.tenant, table.c.project)
-        active = (in_states(table, _BEGUN), table.c.mode == "batch")
+        active = (in_states(table, BEGUN), table.c.mode == "batch")
         query = sa.select(*owner, sa.func.count()).where(*active).group_by(*owner)
         return FreePlaces(self.limits, {(tenant, project): count for tenant, project, count in link.execute(query)})
 
@@ -145,7 +146,7 @@ class ProjectQuotas:
         """Return what a project has; work is counted to *most*."""
         tasks, cpu_ms = self._of_day(link, scope, now)
         return ProjectUsage(
-            running=self._open(link, "task", scope, _BEGUN, most),
+            running=self._open(link, "task", scope, BEGUN, most),
             queued=self._queued(link, scope, most),
             tasks_per_day=tasks,
             cpu_s_per_day=cpu_ms / 1000,
@@ -204,3 +205,54 @@ def _require(quota: str, limit: float | None, used: float, retry_after: int, *, 
         return
     message = f"this project may have {limit:g} by its quota {quota}, and has {used:g}: try again in {retry_after} s"
     raise QuotaExceeded(message, quota=quota, limit=limit, used=used, retry_after=retry_after)
+
+
+def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
+    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
+    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
+    first, second = (sa.case((total > most, most), else_=total) for total in totals)
+    return first + second
+
+
+def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
+    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
+    tasks, columns = tables.tasks, tables.artifacts.c
+    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(printed_bytes(tasks, log_bytes)))
+    of_tasks = columns.task_id.is_not(None)
+    once = (
+        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
+    )
+    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
+        once.c.tenant, once.c.project
+    )
+    used: dict[tuple[str, str], int] = {}
+    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
+        for tenant, project, size in link.execute(query):
+            used[tenant, project] = used.get((tenant, project), 0) + int(size)
+    return used
+
+
+_INPUT: Final = re.compile(r'"artifact_id":\s*"((?:art|inp)_[A-Za-z0-9]+)"')
+"""An artifact that the text of a specification takes as an input."""
+_PARAMETERS: Final = 500
+"""Ids one statement asks for at most."""
+
+
+def inputs_of_open(link: sa.Connection, tables: WorkTables) -> set[str]:
+    """Return ids of artifacts that tasks and jobs take as inputs that are not over."""
+    inputs = set[str]()
+    for table in (tables.tasks, tables.jobs):
+        query = sa.select(table.c.spec).where(in_states(table, INDEXED), table.c.spec.contains('"artifact_id"'))
+        for spec in link.execute(query).scalars():
+            inputs.update(_INPUT.findall(spec))
+    return inputs
+
+
+def needed_work(link: sa.Connection, tables: WorkTables) -> frozenset[str]:
+    """Return ids of tasks, and of their jobs, whose artifacts are inputs of what is not over."""
+    inputs, artifacts, owners = sorted(inputs_of_open(link, tables)), tables.artifacts.c, set[str]()
+    for first in range(0, len(inputs), _PARAMETERS):
+        some = artifacts.id.in_(inputs[first : first + _PARAMETERS])
+        for row in link.execute(sa.select(artifacts.task_id, artifacts.job_id).where(some)):
+            owners.update(item for item in row if item is not None)
+    return frozenset(owners)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
@@ -494,8 +493,8 @@ def _plain_head(kind: type[Head], row: Mapping[Any, Any]) -> Head:
     facts: dict[str, Any] = {"scope": scope, "session_id": row["session_id"]}
     facts["placement"] = Placement(engine="", skill_name=row["skill_name"] or "", version_hash="")
     facts |= {"steps": ()} if kind.KIND == "job" else {"command": Command(argv=()), "mode": row["mode"]}
-    known = {name: value for name, value in row.items() if name not in _TEXTS}
-    return head_of(kind, known, spec=kind.SPEC(**facts))
+    columns = {name: value for name, value in row.items() if name not in _TEXTS}
+    return head_of(kind, columns, spec=kind.SPEC(**facts))
 
 
 def dump(values: Sequence[Any]) -> str:
@@ -567,8 +566,8 @@ class ContentRecords:
         table, tasks, workers = self._tables.artifacts, self._tables.tasks, self._tables.workers
         query = sa.select(table.c.id).where(table.c.project == project, table.c.sha256 == sha256).limit(1)
         if self._host is not None:  # of a host that is not heard of any more, the files may have been brought here
-            far = sa.and_(tasks.c.host != self._host, tasks.c.host.in_(sa.select(workers.c.host)))
-            query = query.where(~sa.exists().where(tasks.c.id == table.c.task_id, far))
+            on_another = sa.and_(tasks.c.host != self._host, tasks.c.host.in_(sa.select(workers.c.host)))
+            query = query.where(~sa.exists().where(tasks.c.id == table.c.task_id, on_another))
         return link.execute(query).first() is not None
 
     def _is_deleted(self, link: sa.Connection, project: str, sha256: str) -> bool:
@@ -677,54 +676,3 @@ def follows(head: TaskHead, verdict: Verdict) -> Repetition:
         return "no"
     service = head.spec.service
     return "restart" if service is not None and head.restarts < service.restart else "no"
-
-
-_INPUT: Final = re.compile(r'"artifact_id":\s*"((?:art|inp)_[A-Za-z0-9]+)"')
-"""An artifact that the text of a specification takes as an input."""
-_PARAMETERS: Final = 500
-"""Ids one statement asks for at most."""
-
-
-def inputs_of_open(link: sa.Connection, tables: WorkTables) -> set[str]:
-    """Return ids of artifacts that tasks and jobs take as inputs that are not over."""
-    wanted = set[str]()
-    for table in (tables.tasks, tables.jobs):
-        query = sa.select(table.c.spec).where(in_states(table, INDEXED), table.c.spec.contains('"artifact_id"'))
-        for spec in link.execute(query).scalars():
-            wanted.update(_INPUT.findall(spec))
-    return wanted
-
-
-def needed_work(link: sa.Connection, tables: WorkTables) -> frozenset[str]:
-    """Return ids of tasks, and of their jobs, whose artifacts are inputs of what is not over."""
-    wanted, artifacts, owners = sorted(inputs_of_open(link, tables)), tables.artifacts.c, set[str]()
-    for first in range(0, len(wanted), _PARAMETERS):
-        some = artifacts.id.in_(wanted[first : first + _PARAMETERS])
-        for row in link.execute(sa.select(artifacts.task_id, artifacts.job_id).where(some)):
-            owners.update(item for item in row if item is not None)
-    return frozenset(owners)
-
-
-def printed_bytes(tasks: sa.Table, most: int) -> sa.ColumnElement[int]:
-    """Return the bytes of its streams that are kept of a task's latest attempt, of which each has *most* at most."""
-    totals = [sa.func.coalesce(tasks.c[f"{stream}_total"], 0) for stream in ("stdout", "stderr")]
-    first, second = (sa.case((total > most, most), else_=total) for total in totals)
-    return first + second
-
-
-def project_bytes(link: sa.Connection, tables: WorkTables, log_bytes: int) -> dict[tuple[str, str], int]:
-    """Return the bytes of each tenant's and project's work: artifacts of tasks, each content once, and what tasks printed."""
-    tasks, columns = tables.tasks, tables.artifacts.c
-    logs = sa.select(tasks.c.tenant, tasks.c.project, sa.func.sum(printed_bytes(tasks, log_bytes)))
-    of_tasks = columns.task_id.is_not(None)
-    once = (
-        sa.select(columns.tenant, columns.project, columns.sha256, columns.size).where(of_tasks).distinct().subquery()
-    )
-    contents = sa.select(once.c.tenant, once.c.project, sa.func.sum(once.c.size)).group_by(
-        once.c.tenant, once.c.project
-    )
-    used: dict[tuple[str, str], int] = {}
-    for query in (logs.group_by(tasks.c.tenant, tasks.c.project), contents):
-        for tenant, project, size in link.execute(query):
-            used[tenant, project] = used.get((tenant, project), 0) + int(size)
-    return used

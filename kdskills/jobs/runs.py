@@ -469,8 +469,8 @@ class TaskRun:
             except KdskillsError as error:
                 errors += [OutputError(path=output.path, code=error.code, message=error.message) for output in files]
             else:
-                gone = {output.path for output in files} - {ref.path for ref in refs}
-                errors += [OutputError(path=path, code="not_kept", message=_SPOILT) for path in sorted(gone)]
+                spoilt = {output.path for output in files} - {ref.path for ref in refs}
+                errors += [OutputError(path=path, code="not_kept", message=_SPOILT) for path in sorted(spoilt)]
         status, values = ending(head, verdict)
         if attempt is not None:  # it may be over before it was seen to run
             values |= await asyncio.to_thread(outcome, head, attempt, self._settings.result_bytes)
@@ -564,9 +564,9 @@ class JobRun:
     def _pause_s(self, head: JobHead) -> float:
         """Return for how many seconds nothing happens by itself: until its time, or a step's rest, is over."""
         work, now = self._context.work, utc_now()
-        rest = timedelta(seconds=work.settings.retry_backoff_s)
+        pause = timedelta(seconds=work.settings.retry_backoff_s)
         ends = [(head.started_at or now) + timedelta(seconds=head.spec.max_wall_time_s)]
-        ends += [step.task.finished_at + rest for step in head.steps if step.task and step.task.finished_at]
+        ends += [step.task.finished_at + pause for step in head.steps if step.task and step.task.finished_at]
         look_s = work.settings.poll_s if work.database.dialect == "postgresql" else _LOOK_S
         return min([look_s, *((end - now).total_seconds() for end in ends if end > now)])
 

@@ -21,7 +21,7 @@ from kdskills.errors import BadRequest, KdskillsError
 from kdskills.jobs.attempts import RUNS, cancel_attempt, require_task_id
 from kdskills.jobs.model import ACTIVE, TERMINAL, Kind
 from kdskills.jobs.queue import CHANNEL, Work, hold_slot, slot_mark
-from kdskills.jobs.records import needed_work, printed_bytes, project_bytes
+from kdskills.jobs.quotas import needed_work, printed_bytes, project_bytes
 from kdskills.jobs.runs import LOG, Buried, JobRun, Span, TaskRun, WorkerContext, WorkKind, about, passing
 from kdskills.jobs.session_folders import SessionFolders
 from kdskills.skills.private_files import open_private, replace_file

@@ -115,7 +115,7 @@ class Manifest(BaseModel):
 
     def unpacked(self, *, objects: bool, rows: bool) -> int:
         """Return bytes of the files of a host, with those of objects and of rows where these go to its disk, too."""
-        tables = [table.size for kept in self.databases.values() for table in kept.tables.values()]
+        tables = [table.size for rows_kept in self.databases.values() for table in rows_kept.tables.values()]
         parts = [part.size for name, part in self.parts.items() if objects or name != "objects"]
         return sum(parts) + (sum(tables) if rows else 0)
 

@@ -211,8 +211,8 @@ class Database:
                 words = {
                     "application_name": f"kdskills {self._role} {socket.gethostname()[:30]}/{os.getpid()}"
                 } | _LINKS
-                told = sa.make_url(url).query
-                options["connect_args"] = {name: word for name, word in words.items() if name not in told}
+                chosen = sa.make_url(url).query
+                options["connect_args"] = {name: word for name, word in words.items() if name not in chosen}
             engine = sa.create_engine(url, hide_parameters=True, **options)
         except ImportError:
             raise MissingExtra(f"{self.label} in PostgreSQL", "jobs") from None

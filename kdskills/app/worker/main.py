@@ -70,8 +70,8 @@ async def _serve(settings: Settings, slot: int, idle_s: float | None) -> tuple[i
     starter = warm_starter(settings)
     work = await asyncio.to_thread(Work, settings.work_database, settings.state_dir, settings.jobs, starter=starter)
     store = open_artifacts(settings.artifacts or str(settings.state_dir))
-    own = work.host if work.pooled and settings.artifacts is None else None
-    keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs", host=own)
+    host = work.host if work.pooled and settings.artifacts is None else None
+    keeper = ArtifactKeeper(store, work.database, work.tables, settings.state_dir / "inputs", host=host)
     stream = HostStream(work, store, settings.fleet)
     worker = Worker(work, keeper, slot=slot, idle_s=idle_s, stream=stream, span=Telemetry().span)
     for number in (signal.SIGTERM, signal.SIGINT):

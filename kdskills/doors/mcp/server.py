@@ -526,8 +526,8 @@ def _caller_of(ctx: ServerRequestContext[Any, Any]) -> Identity:
 async def _refuse(send: Send, error: KdskillsError) -> None:
     note_request(code=error.code)
     body = json_facts(error.to_json()).encode()
-    told = {"Content-Type": "application/json", **headers_of(error)}
-    headers = [(name.lower().encode(), text.encode()) for name, text in told.items()]
+    texts = {"Content-Type": "application/json", **headers_of(error)}
+    headers = [(name.lower().encode(), text.encode()) for name, text in texts.items()]
     await send({"type": "http.response.start", "status": status_of(error), "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

@@ -13,7 +13,8 @@ from kdskills.jobs.artifacts import INPUT_KEEP, ArtifactKeeper, open_artifacts
 from kdskills.jobs.attempts import OutFile, cancel_attempt
 from kdskills.jobs.model import FromArtifact, JobHead, TaskHead, step_task_id
 from kdskills.jobs.queue import Roster
-from kdskills.jobs.records import new_row, project_bytes
+from kdskills.jobs.quotas import project_bytes
+from kdskills.jobs.records import new_row
 from kdskills.jobs.worker import Retention, end_leftovers
 from kdskills.storage.database import micros, utc_now
 
