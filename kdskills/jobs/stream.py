@@ -30,6 +30,7 @@ from kdskills.execution.streams import LogPiece
 from kdskills.jobs.artifacts import ArtifactCorrupt
 from kdskills.jobs.companion import copy_bytes
 from kdskills.jobs.model import MIB, TaskHead, Value
+from kdskills.jobs.records import WorkUnreadable
 from kdskills.storage.database import LazyModule
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ class HostStream:
         except KdskillsError as error:
             await _refuse(writer, error.code, error.message)
         except ValidationError:  # of what lies here: a question is read in `_answer`
-            await _refuse(writer, "later_version", "what it is about was written by a later version")
+            await _refuse(writer, WorkUnreadable.code, "what it is about was written by a later version")
         finally:
             self._open.discard(task)
             writer.close()
