@@ -70,6 +70,7 @@ async def test_a_full_disk_keeps_a_task_waiting_and_nothing_is_lost(bench, clien
 async def test_what_its_shim_did_not_begin_for_want_of_room_is_begun_again(bench, client, monkeypatch, again):
     """Whatever a task allows when it is lost: nothing began. Only so often, should the disk be full for another reason."""
     monkeypatch.setattr("kdskills.jobs.runs._ROOM_S", 0.02)
+    monkeypatch.setattr("kdskills.jobs.runs.FULL_S", 0.02)
     refused = {"status": "refused", "error_code": "disk_full", "error_message": "nothing began"}
     bench.starter.scenes = [refused, refused, {}]
     over = await bench.run((await client.submit(bench.make.task(retry_on_lost=again))).id)
