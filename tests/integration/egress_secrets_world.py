@@ -390,8 +390,9 @@ async def run_skills(engine_name: str) -> dict[str, Any]:
         await host.work.aclose()
         while slot_taken(settings.state_dir, 0):  # noqa: ASYNC110 - another process ends when it is idle
             await asyncio.sleep(0.05)
-        lines = map(json.loads, (settings.state_dir / WORKER_LOG).read_text().splitlines())
-        printed["work_rows"] = [line for line in lines if line.get("event") == "script.connection"]
+        lines = (settings.state_dir / WORKER_LOG).read_text().splitlines()
+        rows = [json.loads(line) for line in lines if '"script.connection"' in line]
+        printed["work_rows"] = [row for row in rows if row["event"] == "script.connection"]
         printed["state"] = holds_secret(Path(top))
         printed["settings"] = repr(settings) + repr(settings.execution_options())
     return printed
