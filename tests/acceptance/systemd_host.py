@@ -68,7 +68,7 @@ class SystemdHost:
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             self._begun()
-        except BaseException:
+        except BaseException:  # an interrupt too: what was begun of it ends, and the error goes on
             self.__exit__()
             raise
         return self
